@@ -20,7 +20,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from numbers import Integral, Real
 from types import MappingProxyType, NoneType, UnionType
 from typing import (
@@ -39,16 +38,20 @@ Path = tuple[str, ...]
 
 
 class ConfigError(ValueError):
-    """An invalid value in a configuration.
-
-    path: keys from the root to the value. problem: what is wrong, and the fix. location:
-    "file:line", if known.
-    """
+    """An invalid value in a configuration."""
 
     def __init__(self, path: Path, problem: str, location: str = "") -> None:
+        """
+        Args:
+            path: keys from the root to the value.
+            problem: what is wrong, and the fix.
+            location: "file:line", if known.
+        """
         parts = [location, ".".join(path).replace(".[", "["), problem]
         super().__init__(": ".join(part for part in parts if part))
-        self.path, self.problem, self.location = path, problem, location
+        self.path = path
+        self.problem = problem
+        self.location = location
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, str, str]]:
         return type(self), (self.path, self.problem, self.location)
@@ -105,17 +108,19 @@ class Range:
         return self.low is not None or self.high is not None
 
     def __str__(self) -> str:
-        least, most = (
-            "" if n is None else str(n) if isinstance(n, int) else f"{n:g}"
-            for n in (self.low, self.high)
-        )
+        least = _number_text(self.low)
+        most = _number_text(self.high)
         if least and most:
             return f"in {'(' if self.open_low else '['}{least}, {most}]"
-        return (
-            f"at most {most}"
-            if most
-            else least and f"{'greater than' if self.open_low else 'at least'} {least}"
-        )
+        if most:
+            return f"at most {most}"
+        return least and f"{'greater than' if self.open_low else 'at least'} {least}"
+
+
+def _number_text(number: float | None) -> str:
+    if number is None:
+        return ""
+    return str(number) if isinstance(number, int) else f"{number:g}"
 
 
 class Key(str):
@@ -125,13 +130,11 @@ class Key(str):
 
 
 class Extensible:
-    """Mixin for the names of implementations, to which plugins may add.
-
-    missing: the plugins of stored sweeps that cannot be found, and the reason. Messages about
-    unknown names have them.
-    """
+    """Mixin for the names of implementations, to which plugins may add."""
 
     __slots__ = ()
+    # The plugins of stored sweeps that cannot be found, and the reason. Messages about unknown
+    # names have them.
     missing: ClassVar[dict[str, str]] = {}
 
 
@@ -151,6 +154,12 @@ class Abbreviations(dict[str, str]):
     __slots__ = ()
 
 
+class PathField:
+    """Marks a string field whose values are paths of files or folders."""
+
+    __slots__ = ()
+
+
 class Symbol(str):
     """What stands for a field's key in front of its value in names of settings, such as `d`."""
 
@@ -159,21 +168,18 @@ class Symbol(str):
 
 @dataclass(frozen=True, slots=True)
 class ParamField:
-    """A field: attribute `name`, `key` in mappings, type, description, range or choices, default,
-    symbol, short forms of its values.
+    """A field of a parameter class."""
 
-    number: int or float for a numeric field. is_list: its values are lists.
-    """
-
-    name: str
-    key: str
+    name: str  # the attribute
+    key: str  # in mappings
     type: Any
     about: str
     range: Range
-    choices: tuple[str, ...]
+    choices: tuple[str, ...]  # allowed values; empty: all
     default: Any
     symbol: str
-    abbreviations: Mapping[str, str]
+    abbreviations: Mapping[str, str]  # short forms of its values
+    is_path: bool  # its values are paths of files or folders
 
     @property
     def required(self) -> bool:
@@ -181,7 +187,8 @@ class ParamField:
 
     @property
     def number(self) -> type | None:
-        kind = _without_none(self.type)
+        """Int or float for a numeric field."""
+        kind = without_none(self.type)
         return kind if kind in (int, float) else None
 
     @property
@@ -191,13 +198,14 @@ class ParamField:
 
     @property
     def is_list(self) -> bool:
-        return get_origin(_without_none(self.type)) is tuple
+        """Whether its values are lists."""
+        return get_origin(without_none(self.type)) is tuple
 
     def fit(self, value: object) -> Any:
         """`value` converted to the field's type. ConfigError (no path) for a wrong type or a value
         out of range.
         """
-        fitted = _fit(self.type, value, self.range)
+        fitted = fit_value(self.type, value, self.range)
         if self.choices and fitted is not None and fitted not in self.choices:
             raise ConfigError((), unknown_choice(fitted, self.choices))
         return fitted
@@ -206,15 +214,12 @@ class ParamField:
 class Params:
     """Base of all parameters: values are converted and checked at construction; equality and hash
     are by value.
-
-    kind: the class's name in configs. short: its name where space is short; the kind if the class
-    itself defines none. leading: keys of the values that a name of limited length has first.
     """
 
     __slots__ = ()
-    kind: ClassVar[str]
-    short: ClassVar[str] = ""
-    leading: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[str]  # the class's name in configs
+    short: ClassVar[str] = ""  # its name where space is short; the kind if the class defines none
+    leading: ClassVar[tuple[str, ...]] = ()  # keys that a name of limited length has first
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -283,7 +288,7 @@ def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[st
     `known`.
     """
     if not isinstance(value, Mapping):
-        raise ConfigError((), f"must be a mapping of keys to values, got {_quoted(value)}")
+        raise ConfigError((), f"must be a mapping of keys to values, got {quoted(value)}")
     known = known if known is None or isinstance(known, Extensible) else list(known)
     for key in value:
         if known is not None and str(key) not in known:
@@ -294,7 +299,7 @@ def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[st
 def expect_list(value: object) -> list[Any]:
     """`value` as a list. ConfigError if it is not a list."""
     if not isinstance(value, list | tuple):
-        raise ConfigError((), f"must be a list, got {_quoted(value)}")
+        raise ConfigError((), f"must be a list, got {quoted(value)}")
     return list(value)
 
 
@@ -311,24 +316,26 @@ def unknown_key(key: str, known: Iterable[str], noun: str = "key") -> str:
 
 def unknown_choice(value: object, choices: Iterable[str]) -> str:
     """The error message for a value that is not one of `choices`, with the nearest of them."""
-    hint = _suggestion(value, list(choices)) if isinstance(value, str) else ""
-    problem = f"must be one of {_list(choices)}, got {_quoted(value)}" + (
-        f";{hint}" if hint else ""
-    )
+    problem = f"must be one of {_list(choices)}, got {quoted(value)}"
+    if isinstance(value, str) and (hint := _suggestion(value, list(choices))):
+        problem += f";{hint}"
     return problem + _missing_plugins(choices)
 
 
 def _list(names: Iterable[str]) -> str:
-    return ", ".join(
-        [*names, *(["or a plugin's (--plugin MODULE)"] if isinstance(names, Extensible) else [])]
-    )
+    listed = list(names)
+    if isinstance(names, Extensible):
+        listed.append("or a plugin's (--plugin MODULE)")
+    return ", ".join(listed)
 
 
 def _missing_plugins(names: Iterable[str]) -> str:
+    if not isinstance(names, Extensible):
+        return ""
     return "".join(
         f"; the sweep's plugin {module} cannot be found ({reason}): install it, put its folder on "
         "PYTHONPATH, or name another module by --plugin"
-        for module, reason in (names.missing.items() if isinstance(names, Extensible) else ())
+        for module, reason in names.missing.items()
     )
 
 
@@ -351,94 +358,16 @@ _SHORT_REPR.maxstring = _SHORT_REPR.maxother = _SHORT_REPR.maxlong = 200
 _SHORT_REPR.maxlist = _SHORT_REPR.maxtuple = _SHORT_REPR.maxdict = 20
 
 
-def _quoted(value: object) -> str:
+def quoted(value: object) -> str:
     """A value in a message: the start of a long one, the outside of a deeply nested one."""
-    return (
-        repr(value)
-        if isinstance(value, int | float | str) and len(str(value)) < 200
-        else _SHORT_REPR.repr(value)
-    )
+    if isinstance(value, int | float | str) and len(str(value)) < 200:
+        return repr(value)
+    return _SHORT_REPR.repr(value)
 
 
-def fit_type(annotation: Any, value: object) -> Any:
-    """Plain data of a file, checked against a type and converted to it.
-
-    annotation: the type of a parameter, `bool`, `Any` (plain data without deep nesting), `Literal`,
-    a mapping of texts or a tuple of these, or a dataclass of them; each also in a union with None.
-
-    Raises:
-        ConfigError: the data has another type; its path is that of the value.
-    """
-    if value is None and NoneType in get_args(annotation):
-        return None
-    kind = annotation if annotation is Any else _without_none(annotation)
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        _check_depth(value, _MAX_DEPTH)
-        return value
-    if origin is Literal or kind is bool:
-        allowed = args or (True, False)
-        if not any(
-            value is choice or (type(value) is str and value == choice) for choice in allowed
-        ):
-            raise ConfigError(
-                (), f"must be one of {', '.join(map(str, allowed))}, got {_quoted(value)}"
-            )
-        return value
-    if origin is Mapping:
-        return {
-            key: _fit_entry(key, args[1], entry) for key, entry in expect_mapping(value).items()
-        }
-    if origin is tuple and args[-1] is Ellipsis:
-        return tuple(
-            _fit_entry(f"[{place}]", args[0], entry)
-            for place, entry in enumerate(expect_list(value))
-        )
-    if dataclasses.is_dataclass(kind):
-        return kind(**fit_entries(field_types(kind), expect_mapping(value, field_types(kind))))
-    return _fit(kind, value, _STORED_WHOLE if kind is int else Range())
-
-
-def fit_entries(types: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of plain data that have one of these types (see `fit_type`); others are left
-    out.
-    """
-    return {key: _fit_entry(key, types[key], value) for key, value in given.items() if key in types}
-
-
-@cache
-def field_types(part: type) -> Mapping[str, Any]:
-    """The types of a dataclass's fields by name, in their order."""
-    hints = get_type_hints(part)
-    return MappingProxyType({field.name: hints[field.name] for field in dataclasses.fields(part)})
-
-
-def _fit_entry(key: str, annotation: Any, value: object) -> Any:
-    # these are the most frequent ones, in lists of thousands
-    if annotation is str and type(value) is str:
-        return value
-    if annotation is int and type(value) is int and value in _STORED_WHOLE:
-        return value
-    if annotation is float and type(value) is float and math.isfinite(value):
-        return value + 0
-    with at(key):
-        return fit_type(annotation, value)
-
-
-def _check_depth(value: object, depth: int) -> None:
-    if not isinstance(value, Mapping | list | tuple):
-        return
-    if depth == 0:
-        raise ConfigError((), "nested too deeply")
-    for entry in value.values() if isinstance(value, Mapping) else value:
-        _check_depth(entry, depth - 1)
-
-
-_STORED_WHOLE = Range(-(2**63), 2**63 - 1)  # a signed 64-bit integer
-_MAX_DEPTH = 6  # of plain data within an entry of a stored file
-# of whole numbers without a smaller bound: they become sizes and indices of tensors
+# The largest whole number without a smaller bound: they become sizes and indices of tensors.
 _MAX_WHOLE = 2**31 - 1
-# resolving annotations takes a millisecond
+# By class, because resolving annotations takes a millisecond.
 _FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}
 
 
@@ -451,67 +380,73 @@ def _find_fields(cls: type[Params]) -> dict[str, ParamField]:
         ) from error
     found: dict[str, ParamField] = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]  # every Params but the base is a dataclass
-        if get_origin(hints[field.name]) is Annotated:
-            kind, about, *extras = get_args(hints[field.name])
-            by_type = {type(extra): extra for extra in extras}
-            key = str(by_type.get(Key, field.name))
-            literal = (
-                get_args(_without_none(kind)) if get_origin(_without_none(kind)) is Literal else ()
-            )
-            allowed, choices = by_type.get(Range, Range()), by_type.get(Choices, literal)
-            symbol, short = (
-                by_type.get(Symbol, Symbol(key)),
-                by_type.get(Abbreviations, Abbreviations()),
-            )
-            found[key] = ParamField(
-                field.name, key, kind, about, allowed, choices, _default(field), symbol, short
-            )
+        hint = hints[field.name]
+        if get_origin(hint) is not Annotated:
+            continue
+        annotation, about, *extras = get_args(hint)
+        by_type = {type(extra): extra for extra in extras}
+        key = str(by_type.get(Key, field.name))
+        kind = without_none(annotation)
+        words = get_args(kind) if get_origin(kind) is Literal else ()
+        found[key] = ParamField(
+            name=field.name,
+            key=key,
+            type=annotation,
+            about=about,
+            range=by_type.get(Range, Range()),
+            choices=by_type.get(Choices, words),
+            default=_default(field),
+            symbol=by_type.get(Symbol, Symbol(key)),
+            abbreviations=by_type.get(Abbreviations, Abbreviations()),
+            is_path=PathField in by_type,
+        )
     return found
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     """A field's default; `dataclasses.MISSING` if it has none."""
-    return (
-        field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    )
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
-def _without_none(annotation: Any) -> Any:
+def without_none(annotation: Any) -> Any:
+    """The type of an annotation that also allows None."""
     alternatives = get_args(annotation) if NoneType in get_args(annotation) else (annotation,)
     return next(kind for kind in alternatives if kind is not NoneType)
 
 
-def _fit(annotation: Any, value: object, allowed: Range) -> Any:
+def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
     """`value` converted to the type of an annotation. ConfigError with the reason if that fails."""
     if value is None and NoneType in get_args(annotation):
         return None
-    kind = _without_none(annotation)
+    kind = without_none(annotation)
     args = get_args(kind)
     if get_origin(kind) is UnionType:  # one value, or a list of such
         single, several = args
-        return _fit(several if isinstance(value, list | tuple) else single, value, allowed)
+        return fit_value(several if isinstance(value, list | tuple) else single, value, allowed)
     if get_origin(kind) is Union:  # a word, or a number
         words, number_type = get_args(args[0]), args[1]
         if isinstance(value, str) and value not in words:
-            raise ConfigError((), f"must be a number or {_list(words)}, got {_quoted(value)}")
-        return value if isinstance(value, str) else _fit(number_type, value, allowed)
+            raise ConfigError((), f"must be a number or {_list(words)}, got {quoted(value)}")
+        return value if isinstance(value, str) else fit_value(number_type, value, allowed)
     if get_origin(kind) is tuple:
         entries = expect_list(value)
         if args[-1] is not Ellipsis and len(entries) != len(args):
-            raise ConfigError((), f"must be a list of {len(args)}, got {_quoted(entries)}")
+            raise ConfigError((), f"must be a list of {len(args)}, got {quoted(entries)}")
         kinds = args[:1] * len(entries) if args[-1] is Ellipsis else args
         return tuple(
-            _fit(inner, entry, allowed) for inner, entry in zip(kinds, entries, strict=True)
+            fit_value(inner, entry, allowed) for inner, entry in zip(kinds, entries, strict=True)
         )
     if get_origin(kind) is Mapping:
         return expect_mapping(value)
     if kind not in (int, float):
         if not isinstance(value, str):
-            raise ConfigError((), f"must be a string, got {_quoted(value)}")
+            raise ConfigError((), f"must be a string, got {quoted(value)}")
         return value
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         raise ConfigError(
-            (), f"must be a {'whole ' if kind is int else ''}number, got {_quoted(value)}"
+            (), f"must be a {'whole ' if kind is int else ''}number, got {quoted(value)}"
         )
     try:
         # -0.0 becomes 0.0: they are equal, but other texts and so other keys
@@ -519,9 +454,9 @@ def _fit(annotation: Any, value: object, allowed: Range) -> Any:
     except OverflowError:  # a whole number that is too large for a float
         number = math.inf
     if isinstance(number, float) and not math.isfinite(number):
-        raise ConfigError((), f"must be a finite number, got {_quoted(value)}")
+        raise ConfigError((), f"must be a finite number, got {quoted(value)}")
     if kind is int and allowed.high is None and number > _MAX_WHOLE:
-        raise ConfigError((), f"must be at most {_MAX_WHOLE}, got {_quoted(value)}")
+        raise ConfigError((), f"must be at most {_MAX_WHOLE}, got {quoted(value)}")
     if number not in allowed:
-        raise ConfigError((), f"must be {allowed}, got {_quoted(value)}")
+        raise ConfigError((), f"must be {allowed}, got {quoted(value)}")
     return number

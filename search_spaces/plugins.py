@@ -82,7 +82,7 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
         """Import what may register entries: the plugins, and the modules of the package."""
         load_plugins()
         if self._package:
-            import_modules(self._package)
+            _import_modules(self._package)
 
     def all(self) -> Self:
         """This registry, with the entries of all plugins and of all modules of the package."""
@@ -300,7 +300,7 @@ def _import_stored(name: str, folder: Path | None) -> None:
     importlib.import_module(name)
 
 
-def import_modules(package: str) -> None:
+def _import_modules(package: str) -> None:
     """Import every module of a package, in the order of their names."""
     _import_folders(package, tuple(importlib.import_module(package).__path__))
 

@@ -157,7 +157,7 @@ def fixed(value: Any) -> Values:
     return Values((as_tuples(value),), (None,))
 
 
-def read_domain(value: object, field: ParamField) -> Domain:
+def _read_domain(value: object, field: ParamField) -> Domain:
     """The domain of a field. ConfigError if a value or bound does not fit the field."""
     if isinstance(value, Mapping):
         return _read_values(value, field) if _VALUES_KEY in value else _read_interval(value, field)
@@ -177,7 +177,7 @@ def read_domain(value: object, field: ParamField) -> Domain:
     return fixed(field.fit(value))
 
 
-def distinct_labels(candidates: Sequence[Sequence[str]]) -> tuple[str, ...]:
+def _distinct_labels(candidates: Sequence[Sequence[str]]) -> tuple[str, ...]:
     """One label per item, from its candidate labels in growing detail: the shortest that make all
     items distinct.
 
@@ -210,7 +210,7 @@ def _read_values(mapping: Mapping[str, object], field: ParamField) -> Domain:
             raise ConfigError((), "must not be empty; list what the search may choose from")
     if len(values) == 1:
         return fixed(values[0])
-    names = distinct_labels([[_list_name(value)] for value in values]) if field.is_list else values
+    names = _distinct_labels([[_list_name(value)] for value in values]) if field.is_list else values
     return Values(tuple(values), tuple(names))
 
 
@@ -389,7 +389,7 @@ def _choice(
             raise ConfigError(entries[index][1], problem)
     if len(blocks) == 1:
         return blocks[0]
-    labels = distinct_labels([labels for labels, _ in options])
+    labels = _distinct_labels([labels for labels, _ in options])
     choice = Entry(path, Values(labels, labels), source, is_choice=True)
     inner = [replace(entry, scope=(*choice.branch(label), *entry.scope))
              for label, block in zip(labels, blocks, strict=True) for entry in block]  # fmt: skip
@@ -494,7 +494,7 @@ def _leaves(name: str, fields: Mapping[str, ParamField], *items: _Item) -> list[
         for value, path in items:
             if key in value:
                 with at(*path, key):
-                    found.append(Entry((name, key), read_domain(value[key], spec), (*path, key)))
+                    found.append(Entry((name, key), _read_domain(value[key], spec), (*path, key)))
                 break
     return found
 

@@ -37,14 +37,8 @@ from orchestrator.store.records import FAILED, TrialRecord, may_compare_speeds
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
 from search_spaces.documents import describe_differences, differences
-from search_spaces.params import (
-    ConfigError,
-    at,
-    expect_mapping,
-    field_types,
-    fit_entries,
-    fit_type,
-)
+from search_spaces.params import ConfigError, at, expect_mapping
+from search_spaces.plain_data import field_types, fit_entries, fit_type
 from search_spaces.sweep import VANILLA, SweepConfig
 from search_spaces.sweep_sections import Enqueued
 from search_spaces.trial import DecodingConfig

@@ -22,7 +22,8 @@ from orchestrator.store.progress import SweepProgress, read_progress
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, State, TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
-from search_spaces.params import expect_mapping, fit_entries
+from search_spaces.params import expect_mapping
+from search_spaces.plain_data import fit_entries
 from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 from workers.metrics.timings import Device

@@ -30,15 +30,8 @@ from orchestrator.store.checked_text import YAML, dump_text, load_text
 from orchestrator.store.records import TrialRecord
 from search_spaces.constraints import Constraint, check_metric
 from search_spaces.documents import read_document
-from search_spaces.params import (
-    ConfigError,
-    at,
-    expect_list,
-    expect_mapping,
-    field_types,
-    fit_entries,
-    fit_type,
-)
+from search_spaces.params import ConfigError, at, expect_list, expect_mapping
+from search_spaces.plain_data import field_types, fit_entries, fit_type
 from search_spaces.plugins import stored_plugins
 from search_spaces.sweep_sections import SweepHeader
 from search_spaces.trial import DecodingConfig, Sampling

@@ -231,16 +231,16 @@ def _stored_passes(storage: Storage, record: TrialRecord, batch: int) -> tuple[f
     )
     if not record.image_shards:
         return ()
-    columns = ["caption_id", "rounds"]
+    columns = ["caption_id", "passes"]
     tables = list(
         in_parallel(lambda shard: read_table(storage, shard, columns, fix=fix), record.image_shards)
     )
-    captions, rounds = (
+    captions, passes = (
         np.concatenate([table.column(name).to_numpy() for table in tables]) for name in columns
     )
     _, first, caption = np.unique(captions, return_index=True, return_inverse=True)
     positions = first.argsort().argsort()[caption]
-    return tuple(batch_passes(rounds.astype(np.float64), positions % BLOCKS, batch).tolist())
+    return tuple(batch_passes(passes.astype(np.float64), positions % BLOCKS, batch).tolist())
 
 
 def violations(

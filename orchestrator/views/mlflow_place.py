@@ -23,7 +23,7 @@ from orchestrator.views.mlflow_client import (
     is_server,
     public_uri,
 )
-from search_spaces.params import fit_entries
+from search_spaces.plain_data import fit_entries
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.storage import Storage
 

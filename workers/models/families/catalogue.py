@@ -25,14 +25,14 @@ FAMILIES: Registry[type[Family]] = Registry("model family", "workers.models.fami
 class Family(Params, ABC):
     """A family of targets; an instance is what one entry of models.yaml says about its target.
 
-    Fields are the family's keys in the entry. A string without a fixed list of choices is a path.
-    published: entries of published models by name, with the official names of their files. on_hub:
-    entries of models.yaml for checkpoints on the Hugging Face Hub, by name, with `drafters` where
-    there are any.
+    Fields are the family's keys in the entry; those that are paths are annotated with `PathField`.
     """
 
     kind: ClassVar[str]
+    # Entries of published models by name, with the official names of their files.
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    # Entries of models.yaml for checkpoints on the Hugging Face Hub, by name, with `drafters` where
+    # there are any.
     on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
 
     @abstractmethod
@@ -57,13 +57,10 @@ class Family(Params, ABC):
     @property
     def paths(self) -> dict[str, str | None]:
         """The values of the keys that are paths."""
-        values = {
+        return {
             field.key: getattr(self, field.name)
             for field in self.fields().values()
-            if not field.choices
-        }
-        return {
-            key: value for key, value in values.items() if value is None or isinstance(value, str)
+            if field.is_path
         }
 
     @property

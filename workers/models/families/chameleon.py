@@ -26,7 +26,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from search_spaces.params import Range
+from search_spaces.params import PathField, Range
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import (
     WeightsError,
@@ -329,12 +329,16 @@ def load_tokenizer(
 class ChameleonFamily(Family):
     """Keys and loading of all models of this architecture."""
 
-    transformer: Annotated[str, "folder (or file) of the model in Hugging Face's layout"]
+    transformer: Annotated[
+        str, "folder (or file) of the model in Hugging Face's layout", PathField()
+    ]
     vq: Annotated[
-        str | None, "the VQGAN's file (vqgan.ckpt); optional if the model contains its decoder"
+        str | None,
+        "the VQGAN's file (vqgan.ckpt); optional if the model contains its decoder",
+        PathField(),
     ] = None
     tokenizer: Annotated[
-        str | None, "tokenizer.json, or its folder; default: in the model's folder"
+        str | None, "tokenizer.json, or its folder; default: in the model's folder", PathField()
     ] = None
     prompt_tokens: Annotated[int, "longest prompt", Range(8)] = 128
 

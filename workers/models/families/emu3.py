@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from search_spaces.params import Range
+from search_spaces.params import PathField, Range
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError, read_json_object
 from workers.models.families.catalogue import FAMILIES, Family
@@ -89,7 +89,9 @@ class Emu3(Family):
         "emu3-gen": {"checkpoint": "hf://BAAI/Emu3-Gen-hf"}
     }
 
-    checkpoint: Annotated[str, "folder of an Emu3ForConditionalGeneration with its tokenizer"]
+    checkpoint: Annotated[
+        str, "folder of an Emu3ForConditionalGeneration with its tokenizer", PathField()
+    ]
     width: Annotated[int, "of the images, pixels", Range(8)] = 720
     height: Annotated[int, "of the images, pixels", Range(8)] = 720
     prompt_tokens: Annotated[int, "longest prompt", Range(8)] = 192

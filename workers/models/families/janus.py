@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from search_spaces.params import Range
+from search_spaces.params import PathField, Range
 from search_spaces.trial import Sampling
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.conditioners import TokenPrompts
@@ -72,7 +72,9 @@ class Janus(Family):
         for size in ("1b", "7b")
     }
 
-    checkpoint: Annotated[str, "folder of a JanusForConditionalGeneration with its tokenizer"]
+    checkpoint: Annotated[
+        str, "folder of a JanusForConditionalGeneration with its tokenizer", PathField()
+    ]
     prompt_tokens: Annotated[int, "longest prompt", Range(8)] = 128
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from search_spaces.params import Choices, ConfigError, Range
+from search_spaces.params import Choices, ConfigError, PathField, Range
 from search_spaces.trial import Sampling
 from workers.data.text_files import read_lines
 from workers.models.checkpoint_files import WeightsError, describe_contents, load_tensors
@@ -371,18 +371,20 @@ class LlamaGen(Family):
     published: ClassVar[Mapping[str, Mapping[str, Any]]] = _published_entries()
     on_hub: ClassVar[Mapping[str, Mapping[str, Any]]] = _hub_entries()
 
-    transformer: Annotated[str, "file or folder of the transformer's checkpoint"]
-    vq: Annotated[str, "file of the VQ-16 tokenizer"]
+    transformer: Annotated[str, "file or folder of the transformer's checkpoint", PathField()]
+    vq: Annotated[str, "file of the VQ-16 tokenizer", PathField()]
     image_size: Annotated[int, "pixels along a side of its images", Range(16)]
     text: Annotated[
-        str | None, "folder of the T5 encoder (flan-t5-xl), for text-conditional models"
+        str | None,
+        "folder of the T5 encoder (flan-t5-xl), for text-conditional models",
+        PathField(),
     ] = None
     size: Annotated[
         str | None, "published size; default: read from the checkpoint", Choices(SIZES)
     ] = None
     heads: Annotated[int | None, "attention heads, for unpublished sizes", Range(1)] = None
     class_names: Annotated[
-        str | None, "file with one class name per line, for class-conditional models"
+        str | None, "file with one class name per line, for class-conditional models", PathField()
     ] = None
 
     def check(self) -> None:

@@ -16,6 +16,7 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import nn
 
+from search_spaces.params import PathField
 from search_spaces.trial import Sampling
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.catalogue import FAMILIES, Family
@@ -78,7 +79,7 @@ class Scenes(Family):
     """The built-in model, or one that the recipes made."""
 
     kind: ClassVar[str] = "scenes"
-    folder: Annotated[str, "folder of its weight files"]
+    folder: Annotated[str, "folder of its weight files", PathField()]
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
         """The target of the folder. The codec stays in fp32.
