@@ -264,14 +264,14 @@ class _Shards:
 
     def read(self, trial: Mapping[str, Any]) -> _Images:
         """A trial's images, in the captions' order."""
-        columns = ["caption_id", "rounds", "depth", "nodes", FEATURES + self.extractor]
+        columns = ["caption_id", "passes", "depth", "nodes", FEATURES + self.extractor]
         names = [name for name in trial["shards"] if "/quality-" in name]
         parts = [read_shard(self.storage, name, columns, kind="quality")[0] for name in names]
         table = pa.concat_tables(sorted(parts, key=lambda part: part["caption_id"][0].as_py()))
         depth, nodes = (
             np.concatenate(table[name].to_pylist()).mean() for name in ("depth", "nodes")
         )
-        passes = table["rounds"].to_numpy().astype(np.int16)
+        passes = table["passes"].to_numpy().astype(np.int16)
         return _Images(
             features_of(table, self.extractor).double(), passes, float(depth), float(nodes)
         )

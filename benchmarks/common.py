@@ -42,8 +42,8 @@ class Drawn:
 
     @property
     def mean_accepted_length(self) -> float:
-        rounds = sum(s.passes for s in self.statistics)
-        return sum(int(s.emitted.sum()) for s in self.statistics) / rounds
+        passes = sum(s.passes for s in self.statistics)
+        return sum(int(s.emitted.sum()) for s in self.statistics) / passes
 
     @property
     def step_compression(self) -> float:

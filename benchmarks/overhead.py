@@ -132,12 +132,12 @@ def share_outside(
         forwards = Forwards()
         with forwards.watching(networks(models, config)):
             drawn = draw(engine, requests)
-        rounds = sum(s.passes for s in drawn.statistics)
+        passes = sum(s.passes for s in drawn.statistics)
         outside = drawn.seconds - forwards.seconds
-        rows.append((outside / drawn.seconds, 1e3 * drawn.seconds / rounds, outside))
+        rows.append((outside / drawn.seconds, 1e3 * drawn.seconds / passes, outside))
     rows.sort()
     share, per_round, outside = rows[len(rows) // 2]
-    return share, per_round, 1e6 * outside / rounds
+    return share, per_round, 1e6 * outside / passes
 
 
 @torch.inference_mode()

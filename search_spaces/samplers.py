@@ -39,7 +39,7 @@ class PoolOptions(Params):
     the sampler's.
     """
 
-    pool: Annotated[int, "settings drawn from the space", Range(2, 1_000_000)] = 2000
+    pool: Annotated[int, "settings sampled from the space", Range(2, 1_000_000)] = 2000
     captions: Annotated[
         int, "images that are recorded for each drafter and kind of tree", Range(2, 1_000_000)
     ] = 24
@@ -68,7 +68,7 @@ def register_sampler(
     SAMPLERS.add(name, choice, caller_module())
 
 
-# GP and QMC draw the parameters of single branches at random, and would warn of it in every trial.
+# GP and QMC sample the parameters of single branches at random, and would warn of it in each trial.
 _NO_WARNING = {"warn_independent_sampling": False}
 
 register_sampler(

@@ -115,7 +115,7 @@ class Quality(Params):
     samples: Annotated[int, "images per caption", Range(1, 65_536)] = 1
     nodes: Annotated[
         Mapping[str, Any] | None,
-        "Ray's labels of the nodes that draw, such as {gpu: h100}; left out: all that agree",
+        "Ray's labels of the nodes that generate, such as {gpu: h100}; left out: all that agree",
     ] = None
 
     def check(self) -> None:

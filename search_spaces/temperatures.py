@@ -53,11 +53,11 @@ class EntropyTemperature(DynamicTemperature):
 
     kind: ClassVar[str] = "entropy"
     amplitude: Annotated[
-        float, "what the factor gains where the entropy is 0 (A)", Range(0), Symbol("A")
+        float, "increase of the factor at zero entropy (A)", Range(0), Symbol("A")
     ] = 2.5
     scale: Annotated[
         float,
-        "entropy over which the gain falls to 1/e, in nats (a)",
+        "entropy at which the increase is 1/e of it, in nats (a)",
         Range(0, open_low=True),
         Symbol("a"),
     ] = 3.0

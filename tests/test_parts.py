@@ -226,9 +226,9 @@ from workers.metrics.estimate import Estimate, block_mean
 from workers.metrics.metric import MetricInputs, register_metric
 
 
-@register_metric("slowest", direction="minimize", unit="passes", needs=("rounds",))
+@register_metric("slowest", direction="minimize", unit="passes", needs=("passes",))
 def slowest(inputs: MetricInputs) -> Estimate:
-    return block_mean(inputs.column("rounds"), inputs.blocks)
+    return block_mean(inputs.column("passes"), inputs.blocks)
 """
 SAMPLER = """
 from optuna.samplers import RandomSampler
@@ -481,7 +481,7 @@ def test_metrics(add: Add) -> None:
                 "caption_id": torch.arange(4),
                 "sample": torch.zeros(4),
                 "position": torch.arange(4),
-                "rounds": torch.tensor([1.0, 2.0, 3.0, 6.0]),
+                "passes": torch.tensor([1.0, 2.0, 3.0, 6.0]),
             }
         ]
     )

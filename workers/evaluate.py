@@ -294,16 +294,11 @@ def _trial_metrics(
             (half.images.count, _plain(compute_metrics(half, list(estimates), metrics)[0]))
         )
     found = _plain(estimates)
-    rounds, blocks, batches = (
-        full.column("rounds").numpy(),
-        full.blocks.numpy(),
-        (1, *timings.batches),
-    )
-    passes = (
-        {str(batch): batch_passes(rounds, blocks, batch).tolist() for batch in batches}
-        if parts
-        else {}
-    )
+    passes = {}
+    if parts:
+        of_images, blocks = full.column("passes").numpy(), full.blocks.numpy()
+        for batch in (1, *timings.batches):
+            passes[str(batch)] = batch_passes(of_images, blocks, batch).tolist()
     return {
         "metrics": found,
         "history": [*history, (full.images.count, found)],
@@ -338,7 +333,7 @@ def _plot_pictures(
     """
     if not task.quality:
         return []
-    table = shards.tokens_and_rounds(task.quality)
+    table = shards.tokens_and_passes(task.quality)
 
     def decode(tokens: Sequence[Tensor]) -> list[Image.Image]:
         return to_pictures(target.decode(torch.stack(list(tokens)).to(target.device)))

@@ -16,7 +16,7 @@ from benchmarks.common import draw, engine_for, held_out_requests
 from benchmarks.gpu.models import builtin_models
 from benchmarks.gpu.record import Case, Row, Setup
 from search_spaces.presets import CATALOGUE
-from workers.decoding.graphs import RoundGraphs
+from workers.decoding.graphs import PassGraphs
 from workers.loading.models import Models
 
 CODES = 16384
@@ -40,15 +40,13 @@ def compare(load: Callable[[], Models], name: str, images: int, batch: int) -> R
     tokens, row = {}, dict[str, object]({"images": images})
     for mode, (used, is_eager) in modes.items():
         with (
-            patch.object(RoundGraphs, "failure", "not to be used now")
-            if is_eager
-            else nullcontext()
+            patch.object(PassGraphs, "failure", "not to be used now") if is_eager else nullcontext()
         ):
             draw(used, requests)
             drawn = draw(used, requests)
         tokens[mode] = drawn.tokens
         row[f"{mode}_s"] = drawn.seconds / images
-        if mode == "graphs" and (failure := RoundGraphs.failure) is not None:
+        if mode == "graphs" and (failure := PassGraphs.failure) is not None:
             raise RuntimeError(f"a pass could not be captured: {failure}")
     for mode in ("eager", "shrinking"):
         row[f"{mode}_differing"] = int((tokens[mode] != tokens["graphs"]).any(1).sum())

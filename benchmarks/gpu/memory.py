@@ -64,10 +64,10 @@ class Captures:
             yield
 
 
-def live_graphs() -> list[graphs.RoundGraphs]:
+def live_graphs() -> list[graphs.PassGraphs]:
     """Those of all batches that are still in memory."""
     gc.collect()
-    return [found for found in gc.get_objects() if type(found) is graphs.RoundGraphs]
+    return [found for found in gc.get_objects() if type(found) is graphs.PassGraphs]
 
 
 def device_memory(setup: Setup) -> Row:

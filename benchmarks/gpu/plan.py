@@ -26,7 +26,7 @@ from orchestrator.doctor.gpus import (
     gpu_of,
 )
 from search_spaces.presets import preset
-from workers.decoding.graphs import RoundGraphs
+from workers.decoding.graphs import PassGraphs
 from workers.loading.dry_run import footprint
 from workers.loading.models import Models
 from workers.runtime.timing import time_images
@@ -85,7 +85,7 @@ def images(setup: Setup, load: Callable[[], Models], name: str, batch: int) -> R
         with (
             nullcontext()
             if mode == "graphs"
-            else patch.object(RoundGraphs, "failure", "not to be used now")
+            else patch.object(PassGraphs, "failure", "not to be used now")
         ):
             list(engine.run(requests))
             _, wall, results = time_images(

@@ -12,7 +12,7 @@ from importlib import import_module
 import torch
 
 from benchmarks.gpu.record import NO_CASE, Record, Row, Setup
-from workers.decoding.graphs import RoundGraphs
+from workers.decoding.graphs import PassGraphs
 from workers.runtime.memory import free_memory
 
 GRACE_S = 60.0  # that the last case of a part may take beyond its limit
@@ -36,12 +36,12 @@ def run_part(record: Record, module: str, setup: Setup, seconds: float) -> None:
             if time.monotonic() - begin > seconds:
                 return
             free_memory()
-            RoundGraphs.failure = None
+            PassGraphs.failure = None
             record.update(name, running=case)
             start = time.perf_counter()
             row = _attempt(case, measure) | {"case_s": time.perf_counter() - start}
-            if RoundGraphs.failure is not None:
-                row["graph_failure"] = RoundGraphs.failure
+            if PassGraphs.failure is not None:
+                row["graph_failure"] = PassGraphs.failure
             record.update(name, [row], running=None)
             print(f"{name}: {_describe(row)}", flush=True)
             if setup.is_cuda and "error" in row:

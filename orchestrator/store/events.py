@@ -19,7 +19,7 @@ from orchestrator.store.files import EVENTS
 from orchestrator.store.names import SettingNames
 from orchestrator.store.records import State, TrialRecord
 from orchestrator.text import counted
-from search_spaces.params import field_types, fit_entries
+from search_spaces.plain_data import field_types, fit_entries
 from workers.data.checked_json import check_time
 from workers.data.storage import Storage
 

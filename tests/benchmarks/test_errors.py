@@ -20,8 +20,8 @@ def images(captions: int) -> Images:
     for shift in (0.0, 0.3, 0.6):
         rows = metric_inputs.columns(captions, seed=1)
         features = 0.9 * shared + 0.4 * torch.randn(captions, 6, generator=generator) + shift
-        rounds = torch.randint(20, 60, (captions,), generator=generator)
-        trials.append(Rows(rows | {"features": features, "rounds": rounds}))
+        passes = torch.randint(20, 60, (captions,), generator=generator)
+        trials.append(Rows(rows | {"features": features, "passes": passes}))
     return Images(trials, metric_inputs.reference())
 
 

@@ -49,7 +49,7 @@ def write_drawn_sweep(
                 "emitted": pa.array(
                     [[1 + record.number % 3] * TOKENS] * count, pa.list_(pa.int32())
                 ),
-                "rounds": pa.array([TOKENS] * count, pa.int32()),
+                "passes": pa.array([TOKENS] * count, pa.int32()),
                 "latency": pa.array([0.1] * count, pa.float64()),
             }
             write_shard(storage, shard, pa.table(rows), metadata)

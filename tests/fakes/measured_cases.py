@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from benchmarks.gpu.record import Case, Row, Setup
-from workers.decoding.graphs import RoundGraphs
+from workers.decoding.graphs import PassGraphs
 
 
 def cases(setup: Setup) -> Iterator[Case]:
@@ -23,8 +23,8 @@ def _act(name: str) -> Row:
         case "fails":
             raise ValueError("no\nsuch   thing")
         case "uncaptured":
-            assert RoundGraphs.failure is None
-            RoundGraphs.failure = "a synchronisation"
+            assert PassGraphs.failure is None
+            PassGraphs.failure = "a synchronisation"
         case "dies":
             os._exit(7)
         case "hangs":

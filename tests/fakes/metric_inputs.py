@@ -34,7 +34,7 @@ def columns(
     n = captions * samples
     caption = torch.arange(captions).repeat_interleave(samples)
     shared = torch.randn(captions, DIM, generator=generator)[caption]
-    rounds = torch.randint(20, 60, (n,), generator=generator)
+    passes = torch.randint(20, 60, (n,), generator=generator)
     return keys(captions, samples) | {
         "features": (
             ((0.8 * shared + 0.6 * torch.randn(n, DIM, generator=generator)) * scale + shift).half()
@@ -42,8 +42,8 @@ def columns(
         "score.clip_score": shared[:, 0] / 10 + torch.rand(n, generator=generator),
         "score.caption_accuracy": torch.rand(n, generator=generator),
         "emitted": torch.full((n,), 143),
-        "rounds": rounds,
-        "depth": 143 / rounds,
+        "passes": passes,
+        "depth": 143 / passes,
     }
 
 

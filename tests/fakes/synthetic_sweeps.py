@@ -61,7 +61,7 @@ METRICS: Mapping[str, Mapping[str, Any]] = {
 NEEDS = {
     "speedup": ["timings"],
     "latency": ["timings"],
-    "step_compression": ["emitted", "rounds"],
+    "step_compression": ["emitted", "passes"],
     "fid": ["features", "reference"],
     "drift": ["features", "baseline"],
     "clip_score": ["score.clip_score"],
@@ -300,7 +300,7 @@ def _with_shard(storage: Storage, record: TrialRecord, rng: np.random.Generator)
         "sample": pa.array([0] * count, pa.int32()),
         "tokens": pa.array(rng.integers(0, 512, (count, cells)).tolist(), pa.list_(pa.int32())),
         "emitted": pa.array([[2] * (cells // 2)] * count, pa.list_(pa.int32())),
-        "rounds": pa.array([cells // 2] * count, pa.int32()),
+        "passes": pa.array([cells // 2] * count, pa.int32()),
         "latency": pa.array(rng.random(count), pa.float64()),
     }
     facts = {

@@ -139,7 +139,7 @@ def test_facts_are_plain_and_say_what_there_is(built_in: Evaluator) -> None:
     )
     assert facts["kernels"] == ("triton" if facts["device"].startswith("cuda") else "torch")
     assert facts["metrics"]["speedup"] | {"about": ""} == {
-        "direction": "maximize", "unit": "x", "about": "", "needs": ["timings", "rounds"],
+        "direction": "maximize", "unit": "x", "about": "", "needs": ["timings", "passes"],
     }  # fmt: skip
     assert "fid" not in facts["metrics"]
     assert facts["without"]["fid"] == "needs reference"

@@ -1,6 +1,7 @@
 """Parquet files of results: one per shard, and one for the features of real images.
 
-Any Parquet reader opens the files: numbers and text are plain columns, tokens and rounds are lists.
+Any Parquet reader opens the files: numbers and text are plain columns; tokens, and what each pass
+did, are lists.
 Features are kept to float16's precision but written as 32-bit floats, split by byte and
 zstd-compressed: Arrow can write half floats, but DuckDB does not read them in their compact
 encoding. The zeros that rounding leaves compress away, so this takes no more space than half floats
@@ -12,7 +13,7 @@ footer holds a SHA-256 of the whole file under `specfrontier.sha256`, computed w
 place: a file with any changed bit is refused. Pages carry checksums for other readers.
 
     import duckdb
-    duckdb.sql("select caption, len(emitted) as rounds from 'shards/quality-*.parquet'")
+    duckdb.sql("select caption, len(emitted) as passes from 'shards/quality-*.parquet'")
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ IMAGE_SCHEMA = pa.schema(
         "sample": pa.int32(),
         "seed": pa.int64(),
         **dict.fromkeys(("tokens", "emitted", "depth", "nodes"), pa.list_(pa.int32())),
-        "rounds": pa.int32(),
+        "passes": pa.int32(),
         **dict.fromkeys((f"seconds_{phase}" for phase in _PHASES), pa.float64()),
         "latency": pa.float64(),
         "batch": pa.int32(),

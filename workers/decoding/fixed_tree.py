@@ -45,7 +45,7 @@ class FixedTree(TreeDrafting):
         # [1, N] where each node's siblings and it have their probs, when the rows of probs are
         # flattened
         self._node_probs = self._probs_index.gather(1, self._shape.parents + 1) * self._codes
-        # a chain that is verified together draws every pass's drafts afresh: a position is nearer
+        # a chain that is verified together samples every pass's drafts afresh: a position is nearer
         # to the root each time
         self._fresh_slots: Tensor | None = None
         if config.acceptance.verification.reads_later_drafts:

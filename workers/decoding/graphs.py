@@ -37,7 +37,7 @@ GraphKey = tuple[int, ...]
 def are_supported(device: torch.device) -> bool:
     """Whether passes are captured on a device."""
     is_enabled = os.environ.get("SPECFRONTIER_CUDA_GRAPHS") != "0"
-    return device.type == "cuda" and is_enabled and RoundGraphs.failure is None
+    return device.type == "cuda" and is_enabled and PassGraphs.failure is None
 
 
 class CudaCapture:
@@ -106,27 +106,27 @@ def run_until_replayed(run: Callable[[], _Output]) -> _Output:
         RuntimeError: the keys are still new after many runs, because graphs are not kept.
     """
     for _ in range(_MAX_RUNS):
-        before = RoundGraphs.first_passes
+        before = PassGraphs.first_passes
         output = run()
-        if RoundGraphs.first_passes == before:
+        if PassGraphs.first_passes == before:
             return output
     raise RuntimeError(
         f"after {_MAX_RUNS} runs of the same captions, passes are still captured as CUDA graphs"
     )
 
 
-class RoundGraphs:
+class PassGraphs:
     """The graphs of a batch's passes by key, one graph for each phase, so that phases can be timed.
 
     A key's first pass runs eagerly: it compiles kernels and fills tables. The second is captured,
     and from then on its graphs are replayed. After a phase that cannot be captured, all passes of
     this process run eagerly, also those that have graphs: settings are compared in one mode.
 
-    failure: why they do. first_passes: how many passes of this process ran eagerly or were captured
-    because their key was new.
     """
 
+    # Why passes run eagerly; None while graphs are used.
     failure: ClassVar[str | None] = None
+    # How many passes of this process ran eagerly or were captured because their key was new.
     first_passes: ClassVar[int] = 0
 
     def __init__(self, capture: Capture, buffers: RowBuffers) -> None:
@@ -154,7 +154,7 @@ class RoundGraphs:
             return result
         if self.failure is not None:
             return phases(eager_runner(timer))
-        RoundGraphs.first_passes += 1
+        PassGraphs.first_passes += 1
         if key not in self._warm:
             self._warm.add(key)
             return phases(eager_runner(timer))
@@ -176,7 +176,7 @@ class RoundGraphs:
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                RoundGraphs.failure = str(error)
+                PassGraphs.failure = str(error)
                 # the phase has assigned tensors that were never computed
                 self._buffers.reset(self._buffers.size)
                 _logger.warning(

@@ -1,6 +1,6 @@
 """How a Jacobi window replaces the drafts behind a rejection, whose contexts have changed.
 
-A redraw maps a position's old draft t ~ p and the target's new probs q to a new draft. A window is
+A redraw maps a position's old draft t ~ p and the target's new probs q to a new window. A window is
 lossless under every redraw if the probs that it keeps are the distribution of the new draft with t
 ~ p and fresh numbers, p and q held fixed (`probs: marginal`), as everything that decides p and q
 comes from earlier positions. The published code of some redraws keeps other probs (`probs:
@@ -26,21 +26,18 @@ from workers.decoding.sampling import sample_by_inversion
 class Redraw:
     """N positions of B images. In every pass a position is nearer to the root, so numbers that are
     keyed by position and distance are new ones.
-
-    target [B, N, V]: the target's new probs, q. positions [B, N], and slots from `first_slot` on:
-    key the numbers; those slots begin behind the slots of other numbers of `Purpose.WINDOW`. tokens
-    [B, N], probs [B, N, V]: old drafts and the probs p that they were sampled from, where `drafted`
-    [B, N]; only for redraws that keep drafts (`Jacobi.keeps_drafts`).
     """
 
     params: Jacobi
     rng: CounterRNG
-    target: Tensor
-    positions: Tensor
-    first_slot: int
+    target: Tensor  # [B, N, V] the target's new probs, q
+    positions: Tensor  # [B, N] with the slots, they key the random numbers
+    first_slot: int  # behind the slots of other numbers of `Purpose.WINDOW`
+    # For redraws that keep drafts (`Jacobi.keeps_drafts`), where `drafted`: the old drafts [B, N]
+    # and the probs p [B, N, V] that they were sampled from.
     tokens: Tensor
     probs: Tensor
-    drafted: Tensor
+    drafted: Tensor  # [B, N]
 
     def sample(self, probs: Tensor, stream: int = 0) -> Tensor:
         """Tokens [B, N] from probs [B, N, V], with fresh numbers."""
@@ -56,46 +53,46 @@ class Redraw:
         return values.gather(2, self.tokens[..., None]).squeeze(2)
 
 
-def fresh(draft: Redraw) -> tuple[Tensor, Tensor]:
+def fresh(window: Redraw) -> tuple[Tensor, Tensor]:
     """A new token from q (SJD)."""
-    return draft.sample(draft.target), draft.target
+    return window.sample(window.target), window.target
 
 
-def coupled(draft: Redraw) -> tuple[Tensor, Tensor]:
+def coupled(window: Redraw) -> tuple[Tensor, Tensor]:
     """A token from q by the position's own exponential noise, which is the same in every pass: the
     Gumbel coupling of SCD. With d the total variation of p and q, the token stays the same with
     probability (1 - d) / (1 + d) or more.
     """
-    return draft.rng.sample(Purpose.WINDOW, draft.target, draft.positions), draft.target
+    return window.rng.sample(Purpose.WINDOW, window.target, window.positions), window.target
 
 
-def maximal(draft: Redraw) -> tuple[Tensor, Tensor]:
+def maximal(window: Redraw) -> tuple[Tensor, Tensor]:
     """The old token with probability min(1, q / p), else one from [q - p]_+: the maximal coupling
     of SCD. The token stays the same with probability 1 - d, the largest possible. SCD's code for
     Lumina and Janus keeps p where it does.
     """
-    q, p, drafted = draft.target, draft.probs, draft.drafted
-    stays = drafted & (draft.uniforms(1) * draft.of_drafts(p) < draft.of_drafts(q))
-    new = draft.sample(torch.where(drafted[..., None], (q - p).clamp_min(0), q))
-    probs = torch.where(stays[..., None], p, q) if draft.params.probs == "published" else q
-    return torch.where(stays, draft.tokens, new), probs
+    q, p, drafted = window.target, window.probs, window.drafted
+    stays = drafted & (window.uniforms(1) * window.of_drafts(p) < window.of_drafts(q))
+    new = window.sample(torch.where(drafted[..., None], (q - p).clamp_min(0), q))
+    probs = torch.where(stays[..., None], p, q) if window.params.probs == "published" else q
+    return torch.where(stays, window.tokens, new), probs
 
 
-def reuse(draft: Redraw) -> tuple[Tensor, Tensor]:
+def reuse(window: Redraw) -> tuple[Tensor, Tensor]:
     """The old token if q / p exceeds the threshold there, else a new one from q (SJD++). The probs
     of that are p 1[q > threshold p] + q P(p: q <= threshold p). A port of SJD++ by other authors
     keeps q.
     """
     q, p, drafted, threshold = (
-        draft.target,
-        draft.probs,
-        draft.drafted[..., None],
-        draft.params.threshold,
+        window.target,
+        window.probs,
+        window.drafted[..., None],
+        window.params.threshold,
     )
     assert threshold is not None
     stays = drafted & (q > p * threshold)
-    tokens = torch.where(draft.of_drafts(stays), draft.tokens, draft.sample(q))
-    if draft.params.probs == "published":
+    tokens = torch.where(window.of_drafts(stays), window.tokens, window.sample(q))
+    if window.params.probs == "published":
         return tokens, q
     return tokens, torch.where(drafted, p * stays + q * (p * ~stays).sum(2, keepdim=True), q)
 

@@ -291,9 +291,9 @@ def _shrink_noises(sessions: Sequence[Session]) -> dict[Session, tuple[float, in
 
 
 def expected_max(values: Floats, size: int) -> float:
-    """Mean over all ways to draw `size` of the values [n] (at most n) of the largest one drawn.
+    """Mean of the largest of `size` values (at most n), over all ways to choose so many of [n].
 
-    Of the sorted values, the i-th of n is the largest in C(i - 1, size - 1) of C(n, size) draws.
+    Of the sorted values, the i-th of n is the largest in C(i - 1, size - 1) of C(n, size) choices.
     """
     ordered, size = np.sort(np.asarray(values, dtype=np.float64)), min(size, len(values))
     rank = np.arange(size, len(ordered) + 1, dtype=np.float64)
@@ -304,9 +304,9 @@ def expected_max(values: Floats, size: int) -> float:
     return float(ordered[-1] - weights @ (ordered[-1] - ordered[size - 1 :]))
 
 
-def batch_passes(rounds: Floats, blocks: NDArray[np.int64], batch: int) -> Floats:
+def batch_passes(passes: Floats, blocks: NDArray[np.int64], batch: int) -> Floats:
     """[1 + G] mean passes of batches of images, which end with their longest one: of all images,
-    then without each block. rounds, blocks [n]: passes and block of captions of each image.
+    then without each block. passes, blocks [n]: passes and block of captions of each image.
     """
-    kept = [rounds, *(rounds[blocks != block] for block in range(int(blocks.max()) + 1))]
+    kept = [passes, *(passes[blocks != block] for block in range(int(blocks.max()) + 1))]
     return np.array([expected_max(part, batch) for part in kept])

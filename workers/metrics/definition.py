@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Self, get_args
 
 from search_spaces.constraints import check_metric
-from search_spaces.params import ConfigError, at, expect_mapping, fit_entries, unknown_choice
+from search_spaces.params import ConfigError, at, expect_mapping, unknown_choice
+from search_spaces.plain_data import fit_entries
 
 Direction = Literal["maximize", "minimize"]
 REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
@@ -21,7 +22,7 @@ ATTRIBUTES = "attributes"  # of scenes, which the feature extractor reads
 IMAGES = "images"  # decoded from their tokens, with their captions
 SCORE_PREFIX = "score."  # of columns with a score for each image
 # what needs no neural network
-COUNTS = frozenset({TIMINGS, "emitted", "rounds", "depth", "caption_id", "sample"})
+COUNTS = frozenset({TIMINGS, "emitted", "passes", "depth", "caption_id", "sample"})
 _STORED: Mapping[str, Any] = {
     "direction": str,
     "unit": str,

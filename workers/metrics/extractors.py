@@ -154,7 +154,7 @@ class Extractors:
         """The inputs of metrics that a sweep provides with these networks; `reference`: it has real
         images.
         """
-        counts = ("emitted", "rounds", "depth")
+        counts = ("emitted", "passes", "depth")
         inputs = {
             *counts,
             TIMINGS,

@@ -124,7 +124,7 @@ class MetricInputs:
     """The data of a trial that metrics are computed from.
 
     images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list),
-    `features` [n, d], `score.<name>` [n], `emitted`, `rounds` and `depth` (tokens after the first,
+    `features` [n, d], `score.<name>` [n], `emitted`, `passes` and `depth` (tokens after the first,
     target passes, mean drafted depth); `manifold` and `dinov2` [n, d] where such extractors are
     given; `tokens` where a metric needs IMAGES. config: the trial's. timings: the costs of settings
     from timing sessions. baseline: rows of the baseline's images. references: the real images by

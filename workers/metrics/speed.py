@@ -25,11 +25,11 @@ def batch_latency(inputs: MetricInputs, batch: int | None = None) -> Estimate:
 
 
 def _passes(inputs: MetricInputs, batch: int) -> Floats:
-    return batch_passes(inputs.column("rounds").numpy(), inputs.blocks.numpy(), batch)
+    return batch_passes(inputs.column("passes").numpy(), inputs.blocks.numpy(), batch)
 
 
 @register_metric(
-    "speedup", direction="maximize", unit="x", needs=(TIMINGS, "rounds"), at_batch=batch_speedup
+    "speedup", direction="maximize", unit="x", needs=(TIMINGS, "passes"), at_batch=batch_speedup
 )
 def speedup(inputs: MetricInputs) -> Estimate:
     """Vanilla's seconds over the setting's: its prefill, plus the passes of all images times the
@@ -45,7 +45,7 @@ def speedup(inputs: MetricInputs) -> Estimate:
     "latency",
     direction="minimize",
     unit="s/image",
-    needs=(TIMINGS, "rounds"),
+    needs=(TIMINGS, "passes"),
     at_batch=batch_latency,
 )
 def latency(inputs: MetricInputs) -> Estimate:
@@ -63,22 +63,22 @@ def step_cost(inputs: MetricInputs) -> Estimate:
 
 
 @register_metric(
-    "mean_accepted_length", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds")
+    "mean_accepted_length", direction="maximize", unit="tokens/pass", needs=("emitted", "passes")
 )
 def mean_accepted_length(inputs: MetricInputs) -> Estimate:
     """Tokens emitted per target pass, prefill excluded.
 
     Both are summed over all images.
     """
-    return ratio_estimate(inputs.column("emitted"), inputs.column("rounds"), inputs.blocks)
+    return ratio_estimate(inputs.column("emitted"), inputs.column("passes"), inputs.blocks)
 
 
 @register_metric(
-    "step_compression", direction="maximize", unit="tokens/pass", needs=("emitted", "rounds")
+    "step_compression", direction="maximize", unit="tokens/pass", needs=("emitted", "passes")
 )
 def step_compression(inputs: MetricInputs) -> Estimate:
     """Tokens of an image over its target passes, prefill included; the mean over images."""
-    compression = (inputs.column("emitted") + 1) / (inputs.column("rounds") + 1)
+    compression = (inputs.column("emitted") + 1) / (inputs.column("passes") + 1)
     return block_mean(compression, inputs.blocks)
 
 
@@ -88,7 +88,7 @@ def mean_tree_depth(inputs: MetricInputs) -> Estimate:
     return block_mean(inputs.column("depth"), inputs.blocks)
 
 
-@register_metric("target_passes", direction="minimize", unit="passes", needs=("rounds",))
+@register_metric("target_passes", direction="minimize", unit="passes", needs=("passes",))
 def target_passes(inputs: MetricInputs) -> Estimate:
     """Target passes per image, prefill excluded."""
-    return block_mean(inputs.column("rounds"), inputs.blocks)
+    return block_mean(inputs.column("passes"), inputs.blocks)

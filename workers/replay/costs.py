@@ -1,5 +1,5 @@
-"""Seconds of a pass by the shape of what is drafted, so that a setting that was never timed has a
-speed.
+"""Predicts the time of a pass from the size of its draft tree, so that a setting that was never
+timed has a speed.
 
 What a pass costs depends on drafter, tree, sampling and kind of neighbourhood, and not on the
 rule's numbers. Within one such group it is taken as linear in the levels and nodes of the tree.

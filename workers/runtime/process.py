@@ -22,32 +22,37 @@ import os
 import sys
 from pathlib import Path
 
-COUNT, WAIT_POLICY, SPINS = "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
+THREADS_VARIABLE = "OMP_NUM_THREADS"
+WAIT_POLICY = "OMP_WAIT_POLICY"
+SPINS = "GOMP_SPINCOUNT"
 # GNU's OpenMP, which torch brings, counts its spins
 _PASSIVE = {WAIT_POLICY: "PASSIVE", SPINS: "6000"}
-_CPU_LIMIT, _LOAD = Path("/sys/fs/cgroup/cpu.max"), Path("/proc/loadavg")
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+_LOAD = Path("/proc/loadavg")
 
-_MMAP_MAX, _TRIM_THRESHOLD = -4, -1  # of mallopt(3)
-_KEPT_BYTES = (1 << 31) - 1  # at the end of the heap; more goes back to the system
-#: For a process to come. One arena: those of other threads give large blocks back as before.
+# Parameters of mallopt(3).
+_MMAP_MAX, _TRIM_THRESHOLD = -4, -1
+# Freed memory that is kept at the end of the heap; more goes back to the system.
+_KEPT_BYTES = (1 << 31) - 1
+# Environment of child processes. One arena: others would return large blocks to the system.
 _VARIABLES = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(_KEPT_BYTES),
     "MALLOC_ARENA_MAX": "1",
 }
 
-_USERS_COUNT = os.environ.get(COUNT)  # before a command sets it
+_user_threads = os.environ.get(THREADS_VARIABLE)  # before a command sets it
 
 
 def use_threads(count: int | None = None) -> None:
     """Make this process compute with `count` threads; None: as many as the user's OMP_NUM_THREADS
     says, else one for each free core. A wait policy that the user has set stays.
     """
-    os.environ.update(_waiting())
-    if count is None and COUNT in os.environ:
+    os.environ.update(_wait_policy())
+    if count is None and THREADS_VARIABLE in os.environ:
         return
     count = count or free_cores()
-    os.environ[COUNT] = str(count)
+    os.environ[THREADS_VARIABLE] = str(count)
     if "torch" in sys.modules:  # it has read the environment
         sys.modules["torch"].set_num_threads(count)
 
@@ -56,7 +61,7 @@ def prefer_threads(count: int) -> None:
     """Make this process compute with `count` threads, at most one for each core, unless the user's
     OMP_NUM_THREADS says otherwise.
     """
-    if _USERS_COUNT is None:
+    if _user_threads is None:
         use_threads(min(count, cores()))
 
 
@@ -79,10 +84,10 @@ def process_environment(count: int) -> dict[str, str]:
     """Environment of a process that computes with `count` threads, and keeps in all of them the
     memory that it frees. A wait policy and glibc's variables that the user has set stay.
     """
-    return {COUNT: str(count), **_waiting(), **(_user_variables() or _VARIABLES)}
+    return {THREADS_VARIABLE: str(count), **_wait_policy(), **(_user_variables() or _VARIABLES)}
 
 
-def _waiting() -> dict[str, str]:
+def _wait_policy() -> dict[str, str]:
     """How threads wait: as the user has set it, else passively."""
     usual = {} if WAIT_POLICY in os.environ else _PASSIVE
     return {**usual, **{name: os.environ[name] for name in _PASSIVE if name in os.environ}}

@@ -34,7 +34,7 @@ from workers.runtime.device import compute_facts
 
 T = TypeVar("T")
 Shard = QualityShard | TimingSession
-_COUNT_COLUMNS = ("caption_id", "sample", "emitted", "depth", "rounds")
+_COUNT_COLUMNS = ("caption_id", "sample", "emitted", "depth", "passes")
 
 
 def requests_of(captions: Sequence[Caption], shard: Shard, samples: int = 1) -> list[Request]:
@@ -76,7 +76,7 @@ def quality_table(
     row i is image i's.
 
     Columns: caption_id, caption, sample, seed; tokens; per pass emitted (tokens), depth, nodes;
-    rounds (their number); seconds_<phase> (see `PhaseTimer`) and latency (their sum), this image's
+    passes (their number); seconds_<phase> (see `PhaseTimer`) and latency (their sum), this image's
     share; batch; features.<extractor>; score.<name>.
 
     Raises:
@@ -93,7 +93,7 @@ def quality_table(
         "emitted": _lists([s.emitted for s in statistics]),
         "depth": _lists([s.depth for s in statistics]),
         "nodes": _lists([s.nodes for s in statistics]),
-        "rounds": [s.passes for s in statistics],
+        "passes": [s.passes for s in statistics],
         **{f"seconds_{phase}": [s.seconds[phase] for s in statistics] for phase in PHASES},
         "latency": [s.latency for s in statistics],
         "batch": [batch] * len(requests),
@@ -161,7 +161,7 @@ class ShardReader:
         """The costs from timing sessions."""
         return PriceList(session for name in names for session in self._opened(name, read_session))
 
-    def tokens_and_rounds(self, names: Iterable[str]) -> pa.Table:
+    def tokens_and_passes(self, names: Iterable[str]) -> pa.Table:
         """Tokens and emitted tokens per pass of all images, by caption and sample."""
         tables = list(self._read(names, "quality", ["caption_id", "sample", "tokens", "emitted"]))
         self.check()
@@ -196,18 +196,18 @@ class ShardReader:
             self.unusable[name] = f"{self.storage.locate(name)}: missing"
 
     def _image_columns(self, table: pa.Table) -> dict[str, Tensor]:
-        rounds = _numbers(table, "rounds")
-        image = torch.arange(len(rounds)).repeat_interleave(rounds)
+        passes = _numbers(table, "passes")
+        image = torch.arange(len(passes)).repeat_interleave(passes)
         emitted, depth = (_numbers(table, name) for name in ("emitted", "depth"))
-        zeros = torch.zeros(len(rounds), dtype=torch.int64)
+        zeros = torch.zeros(len(passes), dtype=torch.int64)
         captions = _numbers(table, "caption_id")
         columns = {
             "caption_id": captions,
             POSITION: torch.tensor([self.positions[caption] for caption in captions.tolist()]),
             "sample": _numbers(table, "sample"),
-            "rounds": rounds,
+            "passes": passes,
             "emitted": zeros.index_add(0, image, emitted),
-            "depth": zeros.index_add(0, image, depth.clamp(min=1)) / rounds,
+            "depth": zeros.index_add(0, image, depth.clamp(min=1)) / passes,
             **({TOKENS: tokens_of(table)} if self.with_tokens else {}),
             **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
         }

@@ -73,14 +73,14 @@ def test_rows_of_all_seeds_are_compared(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_each_mode_runs_as_it_is_named(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     """Static batches with graphs, static ones without, and batches that shrink."""
-    monkeypatch.setattr(graphs.RoundGraphs, "failure", None)
+    monkeypatch.setattr(graphs.PassGraphs, "failure", None)
     monkeypatch.setattr(graphs, "are_supported", lambda device: True)
     monkeypatch.setattr(graphs, "CudaCapture", lambda device: tape.capture)
     tape.without_shortcuts(monkeypatch)
     step, found = Engine.step, dict[tuple[bool, bool], None]()
 
     def noted(self: Engine, batch: Any) -> Any:
-        found[batch.static, graphs.RoundGraphs.failure is None] = None
+        found[batch.static, graphs.PassGraphs.failure is None] = None
         return step(self, batch)
 
     monkeypatch.setattr(Engine, "step", noted)

@@ -39,7 +39,7 @@ def models() -> Models:
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engines on a CPU capture their passes."""
-    monkeypatch.setattr(graphs.RoundGraphs, "failure", None)
+    monkeypatch.setattr(graphs.PassGraphs, "failure", None)
     monkeypatch.setattr(graphs, "are_supported", lambda device: True)
     monkeypatch.setattr(graphs, "CudaCapture", lambda device: tape.capture)
     tape.without_shortcuts(monkeypatch)

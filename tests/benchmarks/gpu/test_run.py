@@ -14,7 +14,7 @@ import torch
 from benchmarks.gpu import run
 from benchmarks.gpu.record import ROOT, Record, Setup, code_digest, runs_of
 from benchmarks.gpu.run import run_part, supervise
-from workers.decoding.graphs import RoundGraphs
+from workers.decoding.graphs import PassGraphs
 
 PART = "tests.fakes.measured_cases"
 SETUP = Setup(torch.device("cpu"), is_tiny=True)
@@ -48,7 +48,7 @@ def test_a_case_that_fails_is_a_row_and_others_are_measured(
 def test_a_capture_that_fails_is_noted_and_ends_no_other_cases_graphs(
     monkeypatch: pytest.MonkeyPatch, record: Record
 ) -> None:
-    monkeypatch.setattr(RoundGraphs, "failure", None)
+    monkeypatch.setattr(PassGraphs, "failure", None)
     measured(monkeypatch, record, "uncaptured-1 uncaptured-2 three")
     rows = record.part("measured_cases")["rows"]
     assert [row.get("graph_failure") for row in rows] == ["a synchronisation"] * 2 + [None]

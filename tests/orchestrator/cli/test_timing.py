@@ -154,7 +154,7 @@ def test_new_sessions_of_the_sweeps_own_device_update_its_tables(
     ran = specfrontier("time", place, "--threads", str(own.device.threads + 1), *QUICK)
     assert Path(place, TRIAL_TABLE).read_bytes() == before[0], "of another device"
     assert f"report {place}" not in ran.out
-    monkeypatch.setattr(process, "_USERS_COUNT", None)
+    monkeypatch.setattr(process, "_user_threads", None)
     # with the sweep's own threads, whatever other work is running
     ran = specfrontier("time", place, *QUICK)
     assert ran.code == 0, ran.err

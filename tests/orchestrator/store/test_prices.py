@@ -202,16 +202,18 @@ def test_passes_that_no_record_has_are_those_of_the_images(storage: Storage) -> 
     samples.
     """
     rng = np.random.default_rng(0)
-    captions, rounds = np.repeat(24 * rng.permutation(40), 2), rng.integers(20, 60, 80)
+    captions, image_passes = np.repeat(24 * rng.permutation(40), 2), rng.integers(20, 60, 80)
     names = ["shards/quality-1.parquet", "shards/quality-2.parquet"]
     for name, part in zip(names, (slice(0, 30), slice(30, 80)), strict=True):
-        table = pa.table({"caption_id": captions[part], "rounds": rounds[part].astype(np.int32)})
+        table = pa.table(
+            {"caption_id": captions[part], "passes": image_passes[part].astype(np.int32)}
+        )
         write_shard(storage, name, table, {"kind": "quality"})
     time_on(storage, "zen", (1,), batch=8)
     for record in read_trials(storage)[:2]:
         write_trial(storage, replace(record, shards=tuple(names)))
     record = Sweep.open(storage, batch=8).records[1]
-    passes = batch_passes(rounds.astype(np.float64), np.arange(80) // 2 % 24, 8)
+    passes = batch_passes(image_passes.astype(np.float64), np.arange(80) // 2 % 24, 8)
     assert record.config is not None
     prices, _ = Sweep.open(storage).prices.of(record.config.shape, 8)
     assert record.metrics["speedup"] == prices.speedup(record.config.shape, passes, record.images)

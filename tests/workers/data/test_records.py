@@ -80,7 +80,7 @@ def test_what_is_written_comes_back(place: str, tmp_path: Path) -> None:
             request.caption,
             request.sample,
         )
-        assert (row["seed"], row["batch"], row["rounds"]) == (5, 48, statistics.passes)
+        assert (row["seed"], row["batch"], row["passes"]) == (5, 48, statistics.passes)
         assert row["emitted"] == statistics.emitted.tolist()
         assert row["depth"] == statistics.depth.tolist()
         assert row["nodes"] == statistics.nodes.tolist()
@@ -114,7 +114,7 @@ def test_duckdb_reads_it(storage: Storage) -> None:
     rows = (
         duckdb.connect()
         .execute(
-            f"""select tokens, "features.scenes", list_sum(emitted) / rounds, typeof("features.scenes"), caption
+            f"""select tokens, "features.scenes", list_sum(emitted) / passes, typeof("features.scenes"), caption
             from '{storage.path(NAME)}' order by caption_id"""
         )
         .fetchall()

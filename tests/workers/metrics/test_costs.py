@@ -300,9 +300,9 @@ def test_intervals_cover_the_truth_after_many_small_sessions(shapes: str) -> Non
 
 @pytest.mark.parametrize("size", [1, 2, 3, 6, 9])
 def test_the_longest_of_a_random_batch(size: int) -> None:
-    rounds = [7.0, 3.0, 3.0, 9.0, 5.0, 4.0]
-    draws = list(itertools.combinations(rounds, min(size, 6)))
-    assert expected_max(np.array(rounds), size) == pytest.approx(sum(map(max, draws)) / len(draws))
+    passes = [7.0, 3.0, 3.0, 9.0, 5.0, 4.0]
+    draws = list(itertools.combinations(passes, min(size, 6)))
+    assert expected_max(np.array(passes), size) == pytest.approx(sum(map(max, draws)) / len(draws))
     assert expected_max(np.full(50, 143.0), size) == 143, "exactly"
 
 
@@ -312,7 +312,7 @@ def test_the_longest_of_many() -> None:
 
 
 def test_passes_without_each_block() -> None:
-    rounds, blocks = np.array([4.0, 8.0, 6.0, 2.0]), np.array([0, 1, 0, 1])
-    found: Floats = batch_passes(rounds, blocks, 1)
+    passes, blocks = np.array([4.0, 8.0, 6.0, 2.0]), np.array([0, 1, 0, 1])
+    found: Floats = batch_passes(passes, blocks, 1)
     assert found.tolist() == [5.0, 5.0, 5.0]
-    assert batch_passes(rounds, blocks, 2)[1:].tolist() == [8.0, 6.0]
+    assert batch_passes(passes, blocks, 2)[1:].tolist() == [8.0, 6.0]

@@ -68,7 +68,7 @@ def test_every_metric_is_registered_with_its_description() -> None:
         "features",
         "dinov2",
         "emitted",
-        "rounds",
+        "passes",
         "depth",
     }
     needed = {need for metric in METRICS.all().values() for need in metric.needs}
@@ -76,10 +76,10 @@ def test_every_metric_is_registered_with_its_description() -> None:
 
 
 def test_selection_by_available_inputs() -> None:
-    selected, missing = select_metrics(None, {"emitted", "rounds", "depth", TIMINGS})
+    selected, missing = select_metrics(None, {"emitted", "passes", "depth", TIMINGS})
     assert {metric.name for metric in selected} >= {"speedup", "step_compression"}
     assert missing["fid"] == "needs features, reference"
-    assert not select_metrics(["latency"], {TIMINGS, "rounds"})[1]
+    assert not select_metrics(["latency"], {TIMINGS, "passes"})[1]
     with pytest.raises(ValueError, match="did you mean 'drift'"):
         select_metrics(["drifd"], {TIMINGS})
 

@@ -13,17 +13,17 @@ from workers.metrics.metric import POSITION, MetricInputs, Rows
 from workers.metrics.registry import compute_metrics
 
 
-def images(rounds: list[int]) -> Rows:
+def images(passes: list[int]) -> Rows:
     """One image of each caption, 16 tokens long."""
-    captions = torch.arange(len(rounds))
+    captions = torch.arange(len(passes))
     return Rows(
         {
             "caption_id": captions,
             POSITION: captions,
             "sample": torch.zeros_like(captions),
             "emitted": torch.full_like(captions, 15),
-            "rounds": torch.tensor(rounds),
-            "depth": torch.full((len(rounds),), 2.0),
+            "passes": torch.tensor(passes),
+            "depth": torch.full((len(passes),), 2.0),
         }
     )
 

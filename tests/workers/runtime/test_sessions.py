@@ -23,7 +23,7 @@ from workers.data.captions import Caption
 from workers.data.shards import PredictTask, TimingSession
 from workers.decoding import graphs
 from workers.decoding.engine import Engine
-from workers.decoding.graphs import RoundGraphs
+from workers.decoding.graphs import PassGraphs
 from workers.decoding.state import Request
 from workers.decoding.timer import PhaseTimer
 from workers.loading.models import Models
@@ -135,7 +135,7 @@ def test_timed_batches_only_replay_graphs(batch: int, monkeypatch: pytest.Monkey
     """Rows leave a batch of drafts one by one, so each batch meets keys of its own; vanilla's rows
     end together.
     """
-    monkeypatch.setattr(RoundGraphs, "failure", None)
+    monkeypatch.setattr(PassGraphs, "failure", None)
     clock = GraphClock(monkeypatch)
     configs = (
         VANILLA,
@@ -153,7 +153,7 @@ def test_timed_batches_only_replay_graphs(batch: int, monkeypatch: pytest.Monkey
 def test_costs_for_predictions_are_those_of_replayed_graphs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RoundGraphs, "failure", None)
+    monkeypatch.setattr(PassGraphs, "failure", None)
     clock = GraphClock(monkeypatch)
     config, build = DecodingConfig(Eagle(), Chain(4), EXACT, VANILLA.sampling), Engine.__init__
 
@@ -171,14 +171,14 @@ def test_costs_for_predictions_are_those_of_replayed_graphs(
 def test_a_session_in_which_graphs_are_given_up_is_timed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(RoundGraphs, "failure", None)
+    monkeypatch.setattr(PassGraphs, "failure", None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     calls: list[int] = []
 
     def time(settings: Any, batches: Any, *rest: Any, **options: Any) -> list[dict[str, Any]]:
         calls.append(len(batches[0]))
         if len(calls) == 2:
-            monkeypatch.setattr(RoundGraphs, "failure", "an operation cannot be captured")
+            monkeypatch.setattr(PassGraphs, "failure", "an operation cannot be captured")
         row = {"caption_ids": [0], "repetition": 0, "batch": calls[-1], "turn": len(calls)}
         return [
             {"setting": name, **row, "seconds": 1.0, "prefill": 0.0, "passes": 1, "wall": 1.0}
