@@ -33,7 +33,7 @@ from search_spaces.verification import TOKEN, Verification
 if TYPE_CHECKING:
     from torch import Tensor
 
-_GREEDY_MARGIN = 1e-6  # of omega below 1: more than rounding in fp32 takes away
+_GREEDY_MARGIN = 1e-6  # distance of omega to 1: more than rounding in fp32 takes away
 Resampling = Literal["paper", "optimal"]
 
 
@@ -104,7 +104,8 @@ class AcceptanceRule(Params):
         """
         if self.is_exact(temperature):
             return True
-        most, verification = self.schedule.largest(levels), self.verification
+        most = self.schedule.largest(levels)
+        verification = self.verification
         if temperature == 0:
             # omega q(x) is compared with the other tokens' q in fp32: near 1 it would accept one of
             # equal tokens

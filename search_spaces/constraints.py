@@ -58,7 +58,8 @@ class Constraint:
         match = _CONSTRAINT.fullmatch(text.strip())
         if match is None:
             raise ConfigError((), f"{text!r} is not a constraint; {_FORMS}")
-        metric, op = check_metric(match["metric"]), _OPERATORS.get(match["op"])
+        metric = check_metric(match["metric"])
+        op = _OPERATORS.get(match["op"])
         if (end := match["bound"][-1:] or match["op"]) in ("+", "-", "*", match["op"]):
             raise ConfigError((), f"a number or vanilla is missing after {end}; {_FORMS}")
         if match["op"] in ("<", ">"):

@@ -23,8 +23,9 @@ from search_spaces.params import ConfigError, Path
 
 MAX_VALUES = 100_000  # aliases of aliases expand to any size
 MAX_LENGTH = 1_000_000  # characters or bytes of a document, which take PyYAML several seconds
-_MAX_DIFFERENCES, _MAX_SHOWN_LENGTH = 5, 60  # in a message
-_HASH_LENGTH = 12  # of a text that is cut
+_MAX_DIFFERENCES = 5  # in a message
+_MAX_SHOWN_LENGTH = 60  # characters of a text in a message
+_HASH_LENGTH = 12  # characters of the hash of a text that is cut
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq")
 )
@@ -101,7 +102,8 @@ def _override(data: Any, keys: list[str], value: object, path: Path) -> tuple[An
     """The changed data, and the path of the value in it."""
     if not keys:
         return value, path
-    key, rest = keys[0], keys[1:]
+    key = keys[0]
+    rest = keys[1:]
     if isinstance(data, list):
         if not key.isdecimal() or int(key) >= len(data):
             indices = f"0 to {len(data) - 1}" if data else "none, the list is empty"
@@ -258,7 +260,8 @@ class _Builder:
     """Builds plain data from YAML's nodes and notes the lines."""
 
     def __init__(self, loader: _Loader, file: str) -> None:
-        self.loader, self.file = loader, file
+        self.loader = loader
+        self.file = file
         # ids of mappings whose keys were checked before merging added others
         self.checked: set[int] = set()
         self.locations: dict[Path, str] = {}

@@ -246,7 +246,8 @@ class CodebookNeighbourhood(Neighbourhood):
         target, proposal = NO_NEIGHBOURHOOD.all_masses(r, p, tables)
         if self.exact:
             return target, proposal
-        columns, target = self._columns(tables), r.clone()
+        columns = self._columns(tables)
+        target = r.clone()
         for part in chunks(r.shape[1], r.shape[0] * columns.shape[1]):
             members = columns[part]
             masses = r.index_select(1, members.flatten()).view(r.shape[0], *members.shape)
@@ -377,7 +378,8 @@ def _jensen_shannon(moved: Tensor, own: Tensor) -> Tensor:
     For small C both logarithms have the form log(1 + small), so log1p keeps the relative precision
     of C.
     """
-    tiny, half = 2.0**-120, moved / 2
+    tiny = 2.0**-120
+    half = moved / 2
     outward = own * (half / own.clamp_min(tiny)).log1p()
     inward = (own + moved) * (half / (own + half).clamp_min(tiny)).log1p()
     return (moved * math.log(2) - outward + inward) / 2

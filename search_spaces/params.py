@@ -426,7 +426,8 @@ def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
         single, several = args
         return fit_value(several if isinstance(value, list | tuple) else single, value, allowed)
     if get_origin(kind) is Union:  # a word, or a number
-        words, number_type = get_args(args[0]), args[1]
+        words = get_args(args[0])
+        number_type = args[1]
         if isinstance(value, str) and value not in words:
             raise ConfigError((), f"must be a number or {_list(words)}, got {quoted(value)}")
         return value if isinstance(value, str) else fit_value(number_type, value, allowed)

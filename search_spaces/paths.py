@@ -46,7 +46,7 @@ def local_path(text: str | Path, base: Path | None = None) -> Path:
         raise ValueError(f"{text}: the variable {variable[0]} is not expanded here; {fix}")
     if not text.startswith("~"):
         path = Path(text) if base is None else base / text
-        # of ./~: not to be expanded later
+        # a ~ behind ./ must not be expanded later
         return path.absolute() if str(path).startswith(("~", "$")) else path
     try:
         return Path(text).expanduser()

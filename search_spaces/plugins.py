@@ -54,7 +54,8 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
     """
 
     def __init__(self, what: str, package: str = "") -> None:
-        self.what, self._package = what, package
+        self.what = what
+        self._package = package
         self._entries: dict[str, T] = {}
         self._modules: dict[str, str] = {}
 
@@ -123,7 +124,8 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
             raise ConfigError(
                 (), f"{self.what} {name!r} is registered by both {modules}; rename one of the two"
             )
-        self._entries[name], self._modules[name] = entry, module
+        self._entries[name] = entry
+        self._modules[name] = module
 
     def lookup(self, name: object) -> T:
         """The entry of that name.
@@ -230,7 +232,9 @@ class _StoredPlugins:
     """See `stored_plugins`."""
 
     def __init__(self, find: Callable[[], Iterable[str]], folder: Path | None) -> None:
-        self._find, self._folder, self._is_loaded = find, folder and folder.resolve(), False
+        self._find = find
+        self._folder = folder and folder.resolve()
+        self._is_loaded = False
 
     def load(self) -> None:
         """Import the modules, once.

@@ -145,7 +145,7 @@ class Space:
             ]
         for branch in self.branches():
             for point in product(*(_candidates(leaf, values) for leaf in branch.leaves)):
-                # of several lists that match, some may not fit the other values
+                # some of several lists that match may not fit the other values
                 with suppress(ConfigError):
                     if branch.config((value for _, value in point), baseline) == config:
                         return branch.all_params(param for param, _ in point)
@@ -198,7 +198,8 @@ class Space:
 
 def _branches(entries: Block, chosen: frozenset[Scope], start: Branch) -> Iterator[Branch]:
     """The branches that begin with `start`, of the entries whose scopes are `chosen`."""
-    params, leaves = start.params, start.leaves
+    params = start.params
+    leaves = start.leaves
     for index, entry in enumerate(entries):
         if entry.scope not in chosen:
             continue

@@ -228,7 +228,9 @@ def _read_interval(mapping: Mapping[str, object], field: ParamField) -> Domain:
             )
         with at(key):
             given[key] = field.fit(given[key])
-    low, high, log = given["low"], given["high"], given.get("log", False)
+    low = given["low"]
+    high = given["high"]
+    log = given.get("log", False)
     if low > high:
         raise ConfigError(("low",), f"must be at most high, got {low!r} and {high!r}; swap the two")
     if not isinstance(log, bool):
@@ -261,7 +263,9 @@ def _read_step(step: Any, number: type, low: float, high: float) -> float:
         )
     steps = _count_steps(low, high, step)
     if steps != steps.to_integral_value():
-        start, width, count = Decimal(str(low)), Decimal(str(step)), int(steps)
+        start = Decimal(str(low))
+        width = Decimal(str(step))
+        count = int(steps)
         before, after = start + count * width, start + (count + 1) * width
         raise ConfigError(
             (),
@@ -371,7 +375,8 @@ def _entries(item: _Item) -> list[_Item]:
     if not _is_branches(value):
         return [item]
     if isinstance(value, dict):
-        value, path = value[_VALUES_KEY], (*path, _VALUES_KEY)
+        value = value[_VALUES_KEY]
+        path = (*path, _VALUES_KEY)
     with at(*path):
         return [(entry, (*path, f"[{index}]")) for index, entry in enumerate(expect_list(value))]
 
@@ -448,7 +453,8 @@ def _candidates(
             if tag not in kind:
                 problem = f"missing; name the {tag} of this branch, one of {', '.join(options)}"
                 raise ConfigError((*source, tag), problem)
-            kind, source = kind[tag], (*source, tag)
+            kind = kind[tag]
+            source = (*source, tag)
         if not isinstance(kind, str) or kind not in options:
             raise ConfigError(source, unknown_choice(kind, options))
         found.append((kind, branch))

@@ -19,7 +19,7 @@ NO_REFERENCE = "none"
 CLIP_FOLDER = "model_name_or_path"  # argument of a metric of torchmetrics
 _SEEDS = Range(0, 2**63 - 1)  # stored as signed 64-bit integers
 _MAX_LABEL_LENGTH = 80
-_ERROR_RATE = 0.05  # of a race, by default
+_ERROR_RATE = 0.05  # a race's, by default
 _PATIENCE = 5  # trials of a plateau, by default
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -371,7 +371,8 @@ class Enqueued:
             config = PRESETS.lookup(value)
             return cls(value, config.with_sampling(config.sampling or sampling))
         given = expect_mapping(value, ("label", "preset", *SECTIONS))
-        label, preset = given.pop("label", None), given.pop("preset", None)
+        label = given.pop("label", None)
+        preset = given.pop("preset", None)
         mapping: dict[str, Any] = {}
         if preset is not None:
             with at("preset"):

@@ -31,7 +31,9 @@ from search_spaces.plugins import Registry
 
 # Larger trees have no use, since an image has a few thousand tokens, and would take hours to build.
 _MOST_NODES = 4096
-_LEVELS, _WIDTHS, _NODES = Range(1, 256), Range(1, 256), Range(1, _MOST_NODES)
+_LEVELS = Range(1, 256)
+_WIDTHS = Range(1, 256)
+_NODES = Range(1, _MOST_NODES)
 
 Children = Literal["sampled", "top"]
 Paths = tuple[tuple[int, ...], ...]
@@ -170,7 +172,7 @@ class TreePolicy(Params, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         with class_errors(type(self), "bounds"):
-            bounds: Any = self.bounds  # of a plugin, which may be mistaken about the type
+            bounds: Any = self.bounds  # a plugin may be mistaken about the type
         if not isinstance(bounds, TreeBounds) or not all(
             type(size) is int and size >= 0 for size in bounds
         ):
@@ -467,7 +469,8 @@ class Adjacency(TreePolicy):
     def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
         # a tree is usually at most the largest in its ranges; in the largest batch, one row's tree
         # has the maximum depth, and another's is shallow and `widest`
-        depth, nodes = self.depth_range[1], self.nodes
+        depth = self.depth_range[1]
+        nodes = self.nodes
         return Dynamic(depth, self.width_range[1], nodes), Dynamic(
             depth, min(self.widest, codebook_size), nodes
         )

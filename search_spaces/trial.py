@@ -77,7 +77,8 @@ class Sampling(Params):
 
     def to_mapping(self) -> dict[str, Any]:
         """The values by key, and the dynamic temperature's beside them."""
-        values, dynamic = Params.to_mapping(self), self.dynamic_temperature
+        values = Params.to_mapping(self)
+        dynamic = self.dynamic_temperature
         return (
             values
             if dynamic.is_constant
@@ -250,7 +251,8 @@ class DecodingConfig:
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
-        drafter, tree = self.drafter.kind, self.policy.kind
+        drafter = self.drafter.kind
+        tree = self.policy.kind
         if self.drafter.has_drafts == isinstance(self.policy, NoTree):
             if self.drafter.has_drafts:
                 trees = ", ".join(kind for kind in POLICIES if kind != NoTree.kind)
@@ -394,10 +396,8 @@ class DecodingConfig:
 
         cols: tokens of an image row; None: not known.
         """
-        temperature, levels = (
-            1.0 if sampling is None else sampling.temperature,
-            self.policy.bounds.depth,
-        )
+        temperature = 1.0 if sampling is None else sampling.temperature
+        levels = self.policy.bounds.depth
         lag = self.drafter.row_lag
         if self.sampling != sampling or not (lag is None or (cols is not None and lag >= cols)):
             return False
@@ -427,7 +427,8 @@ class DecodingConfig:
         drafters: for each kind that the target has weights for, how many levels it can draft (None:
         any number). Limits that are None are not checked.
         """
-        kind, depth = self.drafter.kind, self.policy.bounds.depth
+        kind = self.drafter.kind
+        depth = self.policy.bounds.depth
         if drafters is not None and self.drafter.has_weights and kind not in drafters:
             without = (name for name, choice in DRAFTERS.items() if not choice.has_weights)
             available = ", ".join(sorted({*drafters, *without}))

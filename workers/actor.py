@@ -32,7 +32,8 @@ class Worker:
 
     def __init__(self, spec: Mapping[str, Any]) -> None:
         """Raises TypeError for unknown fields."""
-        self.spec, self.busy = WorkerSpec(**spec), threading.Lock()
+        self.spec = WorkerSpec(**spec)
+        self.busy = threading.Lock()
 
     @cached_property
     def log(self) -> Logger:

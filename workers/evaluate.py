@@ -54,7 +54,8 @@ from workers.runtime.sessions import run_session
 from workers.runtime.shard_tables import ShardReader, quality_table, requests_of, shard_metadata
 from workers.runtime.specification import WorkerSpec
 
-_GRID_IMAGES, _GRID_COLUMNS = 16, 4
+_GRID_IMAGES = 16
+_GRID_COLUMNS = 4
 
 _Task = TypeVar("_Task", bound=Serializable)
 _Make = Callable[[LoadedSweep, _Task], dict[str, Any]]
@@ -131,7 +132,8 @@ def make_reference(worker: LoadedSweep, _: ReferenceTask) -> dict[str, Any]:
         ValueError: an image cannot be read, there are too few, or the store's are those of another
             reference.
     """
-    start, facts = time.perf_counter(), worker.reference
+    start = time.perf_counter()
+    facts = worker.reference
     if facts is None:
         return {
             "name": FILE,
@@ -154,7 +156,8 @@ def make_predictions(worker: LoadedSweep, task: PredictTask) -> dict[str, Any]:
     """
     from workers.replay.prediction_table import predict_settings  # only some sweeps predict
 
-    start, ran = time.perf_counter(), not worker.storage.exists(PREDICTIONS)
+    start = time.perf_counter()
+    ran = not worker.storage.exists(PREDICTIONS)
     if ran:
         make = partial(
             predict_settings, worker.models, worker.captions, task, seed=worker.spec.seed
@@ -228,7 +231,8 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
         ShardError: shards are missing or damaged.
         ValueError: a metric is unknown.
     """
-    name, start = task.name(), time.perf_counter()
+    name = task.name()
+    start = time.perf_counter()
     # a damaged one, or one of damaged shards, is computed again
     with suppress(FileNotFoundError, ValueError):
         stored = load_checked(worker.storage.read(name))
@@ -274,7 +278,8 @@ def _trial_metrics(
     Raises:
         ShardError: shards are missing or damaged.
     """
-    parts, baseline_parts = shards.images(task.quality), shards.images(task.baseline_quality)
+    parts = shards.images(task.quality)
+    baseline_parts = shards.images(task.baseline_quality)
     timings = shards.timings(task.timing)
     shards.check()
     full = MetricInputs(
@@ -296,7 +301,8 @@ def _trial_metrics(
     found = _plain(estimates)
     passes = {}
     if parts:
-        of_images, blocks = full.column("passes").numpy(), full.blocks.numpy()
+        of_images = full.column("passes").numpy()
+        blocks = full.blocks.numpy()
         for batch in (1, *timings.batches):
             passes[str(batch)] = batch_passes(of_images, blocks, batch).tolist()
     return {
@@ -341,7 +347,8 @@ def _plot_pictures(
     parts = in_chunks(decode, tokens_of(table.slice(0, _GRID_IMAGES)).unbind(), _GRID_IMAGES)
     pictures = [picture for part in parts for picture in part]
     lengths = table.column("emitted").to_pylist()
-    passes, emitted = sum(map(len, lengths)), sum(map(sum, lengths))
+    passes = sum(map(len, lengths))
+    emitted = sum(map(sum, lengths))
     title = (
         f"accepted length of each cell's pass, {len(lengths)} images (mean over passes "
         f"{emitted / passes:.2f})"
@@ -368,8 +375,10 @@ def _make_shard(
     """Write a shard's table with its metadata, unless the file exists. compute: the table, and
     metadata of this kind of shard.
     """
-    name, start = shard.name(worker.experiment), time.perf_counter()
-    ran, metadata = False, dict[str, Any]()
+    name = shard.name(worker.experiment)
+    start = time.perf_counter()
+    ran = False
+    metadata = dict[str, Any]()
     if not worker.storage.exists(name):
         table, about = compute()
         metadata = {**about, "images": shard.images, **_timed(worker, start)}

@@ -59,7 +59,7 @@ Settings: TypeAlias = dict[DecodingConfig, Mapping[str, Any] | None]
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces every study
 
 _MAX_REPEATS = 50  # samples in a row without a new setting, after which a space counts as exhausted
-_BATCH = 32  # of recordings, with `quality.batch: auto`
+_BATCH = 32  # captions recorded together, with `quality.batch: auto`
 _LEVEL_COST = 0.1  # seconds of a drafted level over those of a pass of the target
 _FACTS = {
     "setting": str,
@@ -70,7 +70,7 @@ _FACTS = {
     "digest": str,
 }
 SPEEDUP = "speedup"
-_OBJECTIVES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # of the predicted front
+_OBJECTIVES = ((SPEEDUP, "maximize"), ("excess", "minimize"))  # objectives of the predicted front
 
 
 def sample_settings(
@@ -102,7 +102,8 @@ def random_settings(
     They depend on the space and the search's seed alone.
     """
     study = optuna.create_study(sampler=RoundingSampler(RandomSampler(seed=sweep.search.seed)))
-    known, repeats = set[DecodingConfig](), 0
+    known = set[DecodingConfig]()
+    repeats = 0
     while repeats < _MAX_REPEATS:
         trial = study.ask()
         repeats += 1
@@ -300,9 +301,11 @@ class PredictedSpace:
         """A row per setting: name, label, front, config digest, every key of the config, every
         value with its error.
         """
-        rows, front = [], {setting.config for setting in self.front}
+        rows = []
+        front = {setting.config for setting in self.front}
         for setting in self.settings:
-            config, prediction = setting.config, setting.prediction
+            config = setting.config
+            prediction = setting.prediction
             row = {
                 "setting": self.names.name(config),
                 "label": self.labels.get(config, ""),
@@ -381,7 +384,8 @@ def measured_trials(
         raise ValueError(f"{trials.storage.display_name}: its trials ran with {problem}")
     found = []
     for record in trials.records:
-        length, config = record.metrics.get(LENGTH), record.config
+        length = record.metrics.get(LENGTH)
+        config = record.config
         if length is None or length.known_error is None or config is None or config.is_vanilla:
             continue
         if _can_run(capabilities, config) and why_unpredictable(config) is None:
@@ -394,7 +398,8 @@ def _with_speedups(
 ) -> list[PredictedSetting]:
     """The settings with predicted speed-ups, by the costs of those that were timed."""
     timed = {setting.config: setting.cost for setting in settings if setting.cost is not None}
-    costs, tokens = CostModel(timed), capabilities.rows * capabilities.cols
+    costs = CostModel(timed)
+    tokens = capabilities.rows * capabilities.cols
     vanilla = next(cost for config, cost in timed.items() if config.is_vanilla)
     found = []
     for setting in settings:

@@ -122,7 +122,10 @@ class ReplaySampler(BaseSampler):
         for name, value in counts.items():
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-        self._pool, self._startup, self._samples, self._seed = pool, startup, samples, seed
+        self._pool = pool
+        self._startup = startup
+        self._samples = samples
+        self._seed = seed
         self._reference = None if reference is None else np.array(reference, dtype=np.float64)
         self._lock = threading.Lock()
 
@@ -222,7 +225,8 @@ class ReplaySampler(BaseSampler):
 
     def _describe(self, trial: FrozenTrial) -> Floats | None:
         """Features [d]; None if nothing describes the trial."""
-        row, own = self._row(trial), trial.user_attrs.get(FEATURES)
+        row = self._row(trial)
+        own = trial.user_attrs.get(FEATURES)
         if own is None:
             own = self._pool.outside.get(trial.user_attrs.get(SETTING, ""))
         if row is not None:

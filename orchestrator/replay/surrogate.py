@@ -84,7 +84,8 @@ class Surrogate:
 
     def __init__(self, observations: Observations, everything: Floats) -> None:
         self.observations = observations
-        self._low, span = everything.min(axis=0), np.ptp(everything, axis=0)
+        self._low = everything.min(axis=0)
+        span = np.ptp(everything, axis=0)
         self._span = np.where(span > 0, span, 1.0)
         self.objectives = len(observations.directions)
         self._x = self._scaled(observations.features)
@@ -110,7 +111,8 @@ class Surrogate:
         from botorch.acquisition.multi_objective.objective import GenericMCMultiOutputObjective
         from botorch.sampling.normal import SobolQMCNormalSampler
 
-        directions, outcomes = self.observations.directions, self._outcomes[: self.objectives]
+        directions = self.observations.directions
+        outcomes = self._outcomes[: self.objectives]
         signs = torch.tensor(
             [-1.0 if direction == "minimize" else 1.0 for direction in directions]
         ).double()
@@ -171,7 +173,8 @@ class _Outcome:
         log = bool((values > 0).all())
         if log:
             values, errors = np.log(values), errors / values
-        shift, scale = float(values.mean()), float(values.std()) or 1.0
+        shift = float(values.mean())
+        scale = float(values.std()) or 1.0
         known = np.isfinite(errors)
         variance = None
         if known.any():

@@ -81,16 +81,15 @@ class Grouped(Neighbourhood):
     def mass(
         self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
     ) -> NeighbourhoodMass:
-        codebook, order = _codebook(tables), _ranking(r, tables)
+        codebook = _codebook(tables)
+        order = _ranking(r, tables)
         rank = (order == x[:, None]).int().argmax(1, keepdim=True)
         window = rank + (count(rank, self.below + 1 + self.above) - self.below)  # [B, W]
         inside = (rank >= self.below) & (window < r.shape[1])
         tokens = order.gather(1, window.clamp(0, r.shape[1] - 1)).long()
-        masses, codes, own = (
-            r.gather(1, tokens),
-            codebook[tokens],
-            slice(self.below, self.below + 1),
-        )
+        masses = r.gather(1, tokens)
+        codes = codebook[tokens]
+        own = slice(self.below, self.below + 1)
         near = (codes - codes[:, own]).square().sum(-1) < self.radius
         group = inside & near & ((masses - masses[:, own]).abs() < self.tolerance)
         group[:, own] = True
@@ -105,10 +104,12 @@ class Grouped(Neighbourhood):
     def all_masses(
         self, r: Tensor, p: Tensor | None, tables: NeighbourTables
     ) -> tuple[Tensor, Tensor]:
-        codebook, order = _codebook(tables), _ranking(r, tables)
+        codebook = _codebook(tables)
+        order = _ranking(r, tables)
         vocabulary = r.shape[1]
         near = self._near(codebook) if vocabulary**2 <= CHUNK else None
-        target, proposal = r.new_empty(r.shape), r.new_ones(r.shape)
+        target = r.new_empty(r.shape)
+        proposal = r.new_ones(r.shape)
         for rows in chunks(r.shape[0], _ROW_WEIGHT * vocabulary):
             tokens = order[rows].long()
             ranked = [probs[rows].gather(1, tokens) for probs in (r, p) if probs is not None]
@@ -133,7 +134,9 @@ class Grouped(Neighbourhood):
         Every pair of ranks is looked at once. near [V * V]: see `_near`; None where it would be too
         large.
         """
-        r, vocabulary, sums = ranked[0], tokens.shape[1], [probs.clone() for probs in ranked]
+        r = ranked[0]
+        vocabulary = tokens.shape[1]
+        sums = [probs.clone() for probs in ranked]
         short = tokens.int()
         rows_of_near = short * vocabulary
         for distance in range(1, min(max(self.below, self.above) + 1, vocabulary)):

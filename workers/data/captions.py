@@ -39,7 +39,8 @@ from workers.data.text_files import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCENES, CLASSES = "scenes", "classes"
+SCENES = "scenes"
+CLASSES = "classes"
 _IMAGENET_CLASSES = 1000  # class-conditional targets number them from 0
 Choose = Literal["seeded", "first", "longest"]
 # what is left where line ends became spaces; a tab is text

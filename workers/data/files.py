@@ -27,7 +27,8 @@ _TRANSIENT = re.compile(
     r"NETWORK_CONNECTION|REQUEST_TIMEOUT|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|curlCode"
     r"|[Tt]imed out|[Cc]onnection re|HTTP status (429|5\d\d)|kUnavailable|Status\(UNAVAILABLE"
 )
-_GCS_LIMIT, _GCS_RETRY_S = "retry_limit_seconds", 4
+_GCS_LIMIT = "retry_limit_seconds"
+_GCS_RETRY_S = 4
 _S3_ATTEMPTS = 2  # each fails after 3 s without a byte
 _ADVICE = (
     (_TRANSIENT, "check that the server runs and can be reached"),
@@ -109,7 +110,8 @@ class LocalFiles:
         """The path without links. Raises OSError if a link leads out of the root."""
         if self.root is None:
             return Path(path)
-        place, root = Path(os.path.realpath(path)), os.path.realpath(self.root)
+        place = Path(os.path.realpath(path))
+        root = os.path.realpath(self.root)
         if not place.is_relative_to(root):
             raise OSError(
                 errno.ELOOP,

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 
 _PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _PNG_TEXT = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
-INK, PAPER, FAINT = (32, 32, 36), (255, 255, 255), (224, 224, 228)
-MARGIN, TEXT_SIZE, LINE = 12, 12, 15
+INK = (32, 32, 36)
+PAPER = (255, 255, 255)
+FAINT = (224, 224, 228)
+MARGIN = 12
+TEXT_SIZE = 12
+LINE = 15
 # Five colours of viridis, from dark blue to yellow in even steps of lightness; also readable
 # without colour vision.
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -27,7 +31,8 @@ def _png_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Each chunk's kind, start and end; none if the bytes are not a PNG's. The last one may end
     beyond the bytes.
     """
-    start, kind = len(_PNG_SIGNATURE), b""
+    start = len(_PNG_SIGNATURE)
+    kind = b""
     while data.startswith(_PNG_SIGNATURE) and start < len(data) and kind != b"IEND":
         end = start + 12 + int.from_bytes(data[start : start + 4])
         kind = data[start + 4 : start + 8]
@@ -52,7 +57,8 @@ def without_png_text(data: bytes) -> bytes:
     """The bytes of a PNG without its texts and colour profile, which Pillow refuses above a size;
     others unchanged.
     """
-    kept, parts = 0, list[bytes]()
+    kept = 0
+    parts = list[bytes]()
     for kind, start, end in _png_chunks(data):
         if kind in _PNG_TEXT:
             parts.append(data[kept:start])
@@ -146,7 +152,8 @@ def accepted_by_cell(
 
     None at cells that no pass emitted: the first token comes from the prefill.
     """
-    total, count = np.zeros(rows * columns), np.zeros(rows * columns, dtype=int)
+    total = np.zeros(rows * columns)
+    count = np.zeros(rows * columns, dtype=int)
     for passes in images:
         lengths = np.asarray(passes, dtype=int)
         emitted = np.repeat(lengths, lengths)[: rows * columns - 1]

@@ -37,10 +37,12 @@ _CHECKSUM_KEY = "specfrontier.sha256"
 _ZEROS = b"0" * 64  # in the place of the checksum while it is computed
 # the key, and a text of that length
 _CHECKSUM_MARK = _CHECKSUM_KEY.encode() + bytes([0x18, len(_ZEROS)])
-FEATURES, SCORES = "features.", "score."  # prefixes of column names
+# Prefixes of column names.
+FEATURES = "features."
+SCORES = "score."
 # as in `workers.decoding.timer`, which needs torch
 _PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
-# of quality shards, without features and scores; see `workers.runtime.shard_tables`
+# Columns of quality shards, without features and scores; see `workers.runtime.shard_tables`
 IMAGE_SCHEMA = pa.schema(
     {
         "caption_id": pa.int64(),
@@ -136,10 +138,8 @@ def read_shard(
     if problem := _damage(data):
         raise refused(problem)
     with pq.ParquetFile(pa.BufferReader(data)) as file:
-        metadata, names = (
-            json.loads(file.schema_arrow.metadata[METADATA_KEY]),
-            file.schema_arrow.names,
-        )
+        metadata = json.loads(file.schema_arrow.metadata[METADATA_KEY])
+        names = file.schema_arrow.names
         if kind is not None and metadata["kind"] != kind:
             raise refused(f"not a {kind} file but of kind {metadata['kind']!r}")
         if metadata.get("name", name) != name:
@@ -165,7 +165,8 @@ def _damage(data: bytes) -> str | None:
             "damaged, written by an earlier version, or not a Parquet file of specfrontier (no "
             "checksum)"
         )
-    view, end = memoryview(data), start + len(_ZEROS)
+    view = memoryview(data)
+    end = start + len(_ZEROS)
     checksum = hashlib.sha256(view[:start])
     checksum.update(_ZEROS)
     checksum.update(view[end:])

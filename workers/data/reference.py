@@ -27,7 +27,8 @@ from workers.data.storage import Storage
 from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 _BATCH = 256  # images in memory
-FILE, _KIND = "reference.parquet", "reference"
+FILE = "reference.parquet"
+_KIND = "reference"
 _FIX = (
     "create it again: specfrontier reference DIR --out FILE, with the weights of the models.yaml "
     "entry"
@@ -188,10 +189,8 @@ def read_reference(
     storage, name = (
         (location, name or FILE) if isinstance(location, Storage) else Storage.holding(location)
     )
-    where, also = (
-        storage.locate(name),
-        {extractor.name: extractor.identity for extractor in extractors[1:]},
-    )
+    where = storage.locate(name)
+    also = {extractor.name: extractor.identity for extractor in extractors[1:]}
     columns = ["features", *(FEATURES + other for other in also)]
     try:
         _, meta = read_shard(storage, name, [], kind=_KIND, fix=fix)

@@ -19,13 +19,16 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from search_spaces.trial import DecodingConfig
 
 FORMAT = 4  # increase it when the meaning of the rows changes; files of another format are not used
-SHARDS, TIMINGS, _MEASURES = "shards", "timings", "measures"  # folders
+# Folders of a sweep.
+SHARDS = "shards"
+TIMINGS = "timings"
+_MEASURES = "measures"
 # besides vanilla and an anchor in a session, which is lost as a whole, and whose engines share a
 # memory
 MAX_SHAPES = 8
 # in the metadata of a shard whose images an earlier sweep generated: where
 TAKEN_FROM = "taken_from"
-FACTS = ("images", "seconds", "worker", TAKEN_FROM)  # of the metadata, what the driver is told
+FACTS = ("images", "seconds", "worker", TAKEN_FROM)  # what the driver is told of the metadata
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
 # fields that hold one DecodingConfig, or several
 _CONFIGS = ("config", "baseline", "configs", "timed")

@@ -140,7 +140,8 @@ class Storage:
         Raises:
             FileNotFoundError: there is no such file.
         """
-        old, path = self._at(name), self._at(new)
+        old = self._at(name)
+        path = self._at(new)
         self._call(name, lambda files: files.move(old, path))
 
     def remove(self, name: str) -> None:
@@ -163,7 +164,8 @@ class Storage:
         """The files directly in a folder of remote storage, and when each was written, in seconds
         by the server.
         """
-        files, path = self._files, self._at(folder)
+        files = self._files
+        path = self._at(folder)
         assert isinstance(files, RemoteFiles)
         entries = self._call(folder, lambda _: files.entries(path))
         return {entry.base_name: (entry.mtime_ns or 0) / 1e9 for entry in entries}
@@ -177,7 +179,7 @@ class Storage:
         found = self._call(folder, lambda files: files.unfinished(path))
         removed = 0
         for name in (name for name, age in found.items() if age >= age_s):
-            with suppress(OSError):  # of another user, or already removed
+            with suppress(OSError):  # another user's, or already removed
                 self._files.remove(name)
                 removed += 1
         return removed
@@ -204,7 +206,8 @@ class Storage:
             FileNotFoundError: there is no such file to read.
             StorageError: a link out of the root, a device or a pipe is in its place.
         """
-        path, files = self._at(name), self._files
+        path = self._at(name)
+        files = self._files
         return (
             self._call(name, lambda _: files.open(path, mode))
             if isinstance(files, LocalFiles)
@@ -245,7 +248,8 @@ class Storage:
 
         While a server that was there before is away, the action is repeated.
         """
-        wait, end = _RETRY_S[0], time.monotonic() + _RETRY_TIMEOUT_S
+        wait = _RETRY_S[0]
+        end = time.monotonic() + _RETRY_TIMEOUT_S
         while True:
             try:
                 result = action(self._files)

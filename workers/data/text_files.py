@@ -174,7 +174,8 @@ def _comma_fields(path: Path) -> list[tuple[str, list[str]]]:
     text = read_text(path)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     rows = list[tuple[str, list[str]]]()
-    first, limit = 1, csv.field_size_limit(max(len(text), 1))
+    first = 1
+    limit = csv.field_size_limit(max(len(text), 1))
     try:
         for row in reader:
             rows.append((f"{path}, line {first}", row))

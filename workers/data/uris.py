@@ -6,7 +6,11 @@ import re
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 _IPV6 = re.compile(r"(://(?:[^/?#]*@)?)\[[0-9A-Fa-f:.]+\]")
-_PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")  # of a URI; all others may be secrets
+_PUBLIC_OPTIONS = (
+    "region",
+    "scheme",
+    "endpoint_override",
+)  # options of a URI; all others may be secrets
 # A character that means itself, or one that a URI can hold only percent-encoded: "%" of no code,
 # "#" (a fragment names nothing in storage), a space, a bracket, a letter that is not ASCII.
 _CHARACTER = re.compile(r"(%[0-9A-Fa-f]{2}|[A-Za-z0-9._~:/?@!$&'()*+,;=-])|.", re.DOTALL)
@@ -20,7 +24,8 @@ def check_quoting(uri: str) -> None:
     """
     base, mark, query = uri.partition("?")
     if mark and query and "=" not in query:  # no options: the folder's name has a question mark
-        character, uri = "?", f"{base}%3F{query}"
+        character = "?"
+        uri = f"{base}%3F{query}"
     else:
         host = _IPV6.sub(r"\1", uri, count=1)
         character = next((match[0] for match in _CHARACTER.finditer(host) if not match[1]), "")

@@ -101,7 +101,9 @@ class Acceptor:
         max_levels: int,
         device: torch.device,
     ) -> None:
-        self.rule, self.tables, self.sampling = rule, tables, sampling
+        self.rule = rule
+        self.tables = tables
+        self.sampling = sampling
         omegas = torch.ones(max_levels + 1, max_levels + 1, device=device)
         for levels in range(1, max_levels + 1):
             omegas[levels, 1 : levels + 1] = torch.tensor(
@@ -128,7 +130,8 @@ class Acceptor:
         """A chain has no siblings: drafts are tested against the target's own probs, so all are
         tested at once.
         """
-        probs, levels = to_probs(logits, self.sampling), tree.shape.max_depth
+        probs = to_probs(logits, self.sampling)
+        levels = tree.shape.max_depth
         if not levels:
             last = self.sample(probs[:, 0], batch.rng, batch.emitted)
             return AcceptResult(
@@ -152,10 +155,8 @@ class Acceptor:
         levels = tree.shape.max_depth
         # how many drafts may be accepted
         limit = tree.num_nodes.minimum((batch.image_len - 1) - batch.emitted).clamp_(min=0)
-        x, omega = (
-            tree.tokens.flatten(),
-            self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten(),
-        )
+        x = tree.tokens.flatten()
+        omega = self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
         r, p = probs[:, :-1].flatten(0, 1), None if tree.probs is None else tree.probs.flatten(0, 1)
         mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
         ratios = self.rule.ratio(mass, omega).view_as(tree.tokens)
@@ -183,7 +184,8 @@ class Acceptor:
             part if part is None else part.index_select(0, last) for part in mass
         )
         p = None if p is None else p.index_select(0, last)
-        x, omega = x.index_select(0, last), omega.index_select(0, last)
+        x = x.index_select(0, last)
+        omega = omega.index_select(0, last)
         weighted = residual
         if lengths is not None and lengths.weight is not None:
             weighted = residual * lengths.weight.gather(1, num_accepted[:, None]).to(residual.dtype)
@@ -242,7 +244,8 @@ class Acceptor:
         number of accepted nodes [B], and the residual [B, V] that the next token is sampled from.
         """
         node = torch.zeros_like(tree.levels)
-        path, active = [node], torch.ones_like(node, dtype=torch.bool)
+        path = [node]
+        active = torch.ones_like(node, dtype=torch.bool)
         residual = to_probs(logits[:, 0], self.sampling)
         for depth in range(1, tree.shape.max_depth + 1):
             level = _Level(
@@ -273,7 +276,8 @@ class Acceptor:
         """
         accepted_child = torch.zeros_like(node)
         children = gather_rows(level.tree.shape.children, node)
-        eligible, tokens = level.eligible.gather(1, children), level.tokens.gather(1, children)
+        eligible = level.eligible.gather(1, children)
+        tokens = level.tokens.gather(1, children)
         proposal = level.tree.proposal_probs(node)
         for rank in range(children.shape[1]):
             untested = active[:, None] & eligible[:, rank:]
@@ -359,7 +363,8 @@ def _trace_path(tree: DraftTree, last_slots: Tensor, depth: Tensor) -> tuple[Ten
     """Slots [B, W] from the root to `last_slots` [B] at `depth` [B], and the tokens after each of
     them.
     """
-    batch, device = last_slots.shape[0], last_slots.device
+    batch = last_slots.shape[0]
+    device = last_slots.device
     ancestors = tree.shape.mask.expand(batch, -1, -1)[
         torch.arange(batch, device=device), last_slots
     ]

@@ -41,7 +41,9 @@ class SizeMap:
     history: Tensor
 
     def __init__(self, policy: Adjacency, cols: int, max_width: int) -> None:
-        self.policy, self._cols, self._max_width = policy, cols, max_width
+        self.policy = policy
+        self._cols = cols
+        self._max_width = max_width
 
     def prepare(self, size: int, image_len: int, device: torch.device) -> None:
         """An empty map of `size` images."""
@@ -49,7 +51,7 @@ class SizeMap:
             [self.policy.start_depth, self.policy.start_width, _NO_ALPHA], device=device
         )
         self.history = self.start.expand(size, 1 + image_len, 3).clone()
-        self._token = torch.arange(-1, image_len, device=device)  # of each entry
+        self._token = torch.arange(-1, image_len, device=device)  # each entry's token
         self._steps = torch.tensor(
             [float(self.policy.depth_step), -self.policy.width_step], device=device
         )
@@ -59,7 +61,8 @@ class SizeMap:
             self._sources = self._source_entries(torch.arange(image_len + 1, device=device))
         ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=device)
         # [2] depth, width
-        self._range_min, self._range_size = ranges[:, 0], ranges[:, 1] - ranges[:, 0] + 1
+        self._range_min = ranges[:, 0]
+        self._range_size = ranges[:, 1] - ranges[:, 0] + 1
         self._shape_slots = torch.arange(2, device=device)
 
     def admit(self, indices: Tensor) -> None:
@@ -80,15 +83,14 @@ class SizeMap:
         policy = self.policy
         if policy.initialisation == "tokenflock":
             entries, weights = self.flock(emitted)
-            size, alpha = self.mean_size(entries, weights), entries[:, 0, 2]
+            size = self.mean_size(entries, weights)
+            alpha = entries[:, 0, 2]
             if policy.alpha == "neighbour":
                 alpha = self.mean_alpha(entries, weights)
         else:
             previous, neighbour = self._entries(self._sources[emitted]).unbind(1)
-            size, alpha = (
-                neighbour[:, :2],
-                (neighbour if policy.alpha == "neighbour" else previous)[:, 2],
-            )
+            size = neighbour[:, :2]
+            alpha = (neighbour if policy.alpha == "neighbour" else previous)[:, 2]
             if policy.initialisation == "random":
                 uniforms = rng.uniform(
                     keys[:, None], emitted[:, None], rng.Purpose.SHAPE, self._shape_slots
@@ -147,7 +149,8 @@ class SizeMap:
         `radius` of a token, and the cells' weights [cols, n] by the token's column: 0 outside the
         grid. As printed in the paper, weights decrease with the row distance only.
         """
-        reach, cols = int(self.policy.radius), self._cols
+        reach = int(self.policy.radius)
+        cols = self._cols
         near = [(0, -1)]  # rows above and columns to the right, the previous token first
         near += [
             (rows, right)
@@ -199,7 +202,7 @@ class AdjacencyTree(DynamicTree):
         self._set_size(
             policy.bounds.depth, min(target.vocab_size, policy.widest), policy.bounds.nodes
         )
-        self._usual_width = min(self.width, policy.bounds.width)  # of trees within the ranges
+        self._usual_width = min(self.width, policy.bounds.width)  # width of trees within the ranges
         self.sizes = SizeMap(policy, target.grid.cols, self.width)
 
     def prepare(self, batch: Batch) -> None:
@@ -237,15 +240,15 @@ class AdjacencyTree(DynamicTree):
         which may be wider.
         """
         if self._bounds is None or self._planned_size != batch.size:  # the rows have changed
-            self._bounds, self._planned_size = self.next_bounds(batch).tolist(), batch.size
+            self._bounds = self.next_bounds(batch).tolist()
+            self._planned_size = batch.size
             batch.buffers.copy_back()
         (depth, width), self._bounds = self._bounds, None
         if batch.static:
-            depth, width = (
-                self.max_levels,
-                self._usual_width if width <= self._usual_width else self.width,
-            )
-        self._depth, self._width = depth, width
+            depth = self.max_levels
+            width = self._usual_width if width <= self._usual_width else self.width
+        self._depth = depth
+        self._width = width
         return depth, width
 
     def size_limits(self) -> tuple[Tensor | None, Tensor | None, int, int]:

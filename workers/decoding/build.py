@@ -67,7 +67,8 @@ def resolve_for_target(
         ValueError: the drafter is missing, or not the one that the config names.
     """
     config = config.with_sampling(config.sampling or target.sampling)
-    needs_weights, kind = config.drafter.has_weights, config.drafter.kind
+    needs_weights = config.drafter.has_weights
+    kind = config.drafter.kind
     if needs_weights != (drafter is not None):
         need = f"the {kind} drafter's weights" if needs_weights else "no drafter"
         raise ValueError(
@@ -119,15 +120,14 @@ def check_masses(neighbourhood: Neighbourhood, tables: NeighbourTables, codebook
     Raises:
         ConfigError: they contradict it; the file and the class are named.
     """
-    generator, made = torch.Generator().manual_seed(0), type(neighbourhood)
+    generator = torch.Generator().manual_seed(0)
+    made = type(neighbourhood)
     weights = torch.rand(2, 16, len(codebook), generator=generator) ** 8
     r, p = (weights / weights.sum(-1, keepdim=True)).to(codebook.device)
     x = torch.randint(len(codebook), (16,), generator=generator).to(codebook.device)
     with class_errors(made, "mass or all_masses"):
-        mass, everywhere = (
-            neighbourhood.mass(r, p, x, tables),
-            neighbourhood.all_masses(r, p, tables),
-        )
+        mass = neighbourhood.mass(r, p, x, tables)
+        everywhere = neighbourhood.all_masses(r, p, tables)
         all_masses = [gather_probs(values, x) for values in everywhere]
     plain = [gather_probs(probs, x) for probs in (r, p)]
     for name, found, values, own in zip(

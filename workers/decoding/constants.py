@@ -14,7 +14,7 @@ _Key = ParamSpec("_Key")
 _Made = TypeVar("_Made")
 
 Constants: TypeAlias = dict[tuple[Any, ...], Any]  # by function and arguments
-# of the `kept_in` that are being carried out; a list, which torch's compiler can trace
+# The constants of each `kept_in` that is being carried out. Torch's compiler can trace a list.
 _owners: list[Constants] = []
 
 

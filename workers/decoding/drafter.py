@@ -164,7 +164,8 @@ class CachedDrafter(Drafter):
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:
         columns = aligned(self.base + batch.image_len + levels + expanded + 1)
         self.cache = self.decoder.new_cache(batch.streams * batch.size, columns)
-        dtype, device = self.cache.storage.dtype, self.cache.storage.device
+        dtype = self.cache.storage.dtype
+        device = self.cache.storage.device
         self.attention_mask = AttentionMask(self.cache.rows, columns, dtype=dtype, device=device)
         order = torch.arange(max(levels, expanded) + 1, device=device)
         # columns of the tokens to feed, from the first one's index in the image on, and of the last
@@ -174,7 +175,8 @@ class CachedDrafter(Drafter):
         self._streams = batch.streams
         # the tokens to feed next, the features before them, their counts, and how many tokens the
         # cache holds
-        feed_width, width = levels + 1 if batch.static else 1, self.target.transformer.config.dim
+        feed_width = levels + 1 if batch.static else 1
+        width = self.target.transformer.config.dim
         self._tokens = torch.zeros(batch.size, feed_width, dtype=torch.int64, device=device)
         self._features = torch.zeros(self.cache.rows, feed_width, width, dtype=dtype, device=device)
         self._counts = torch.ones(batch.size, dtype=torch.int64, device=device)
@@ -204,17 +206,19 @@ class CachedDrafter(Drafter):
         self.attention_mask.admit(rows, valid)
         # these tensors may be shared with the engine, so change copies
         self._cached = self._cached.index_fill(0, indices, 0)
-        self._tokens, self._features = self._tokens.clone(), self._features.clone()
+        self._tokens = self._tokens.clone()
+        self._features = self._features.clone()
         self._counts = self._counts.clone()
-        self._tokens[indices], self._features[rows], self._counts[indices] = 0, 0, 1
-        self._tokens[indices, 0], self._features[rows, 0] = first_tokens, features[:, -1]
+        self._tokens[indices] = 0
+        self._features[rows] = 0
+        self._counts[indices] = 1
+        self._tokens[indices, 0] = first_tokens
+        self._features[rows, 0] = features[:, -1]
 
     def root_logits(self, batch: Batch) -> Tensor:
         width = self._tokens.shape[1]
-        columns, span = (
-            self._per_row(self._cached)[:, None] + self._token_columns[:width],
-            self._span(batch, width),
-        )
+        columns = self._per_row(self._cached)[:, None] + self._token_columns[:width]
+        span = self._span(batch, width)
         outputs = self.decoder(
             self.inputs(self._per_row(self._tokens), self._features),
             columns + (self.target.prompt_len - self.base),
@@ -227,8 +231,11 @@ class CachedDrafter(Drafter):
         # drafted nodes use the columns after the last token's; each level has the next position
         self._positions = batch.rope_positions
         columns = self._positions[:, :1] + self._node_columns
-        self._outputs, self._mask = outputs, self.attention_mask.chain(columns[:, :1])[:, 0]
-        self._columns, self._drafted, self._level = columns[:, 1:], 0, 0
+        self._outputs = outputs
+        self._mask = self.attention_mask.chain(columns[:, :1])[:, 0]
+        self._columns = columns[:, 1:]
+        self._drafted = 0
+        self._level = 0
         return self.logits(batch, outputs[:, 0])
 
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
@@ -255,7 +262,8 @@ class CachedDrafter(Drafter):
         with features [R, W, D] in place of the target's. Where the count is 0, the tokens of this
         pass are fed again. `commit` replaces all of it.
         """
-        is_fed, width = counts > 0, max(tokens.shape[1], self._tokens.shape[1])
+        is_fed = counts > 0
+        width = max(tokens.shape[1], self._tokens.shape[1])
         tokens, own_tokens = (pad(x, (0, width - x.shape[1])) for x in (tokens, self._tokens))
         features, own_features = (
             pad(x, (0, 0, 0, width - x.shape[1])) for x in (features, self._features)
@@ -266,12 +274,10 @@ class CachedDrafter(Drafter):
         self._cached = torch.where(is_fed, batch.emitted, self._cached)
 
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        self._tokens, self._features, self._counts, self._cached = (
-            tokens,
-            features,
-            counts,
-            batch.emitted,
-        )
+        self._tokens = tokens
+        self._features = features
+        self._counts = counts
+        self._cached = batch.emitted
 
     def _of_parents(self, x: Tensor, parents: Tensor | None, nodes: int) -> Tensor:
         """The entries [R, nodes, n] of x [R, F, n] at the nodes' parents [B|1, nodes] (None: x has

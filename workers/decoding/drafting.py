@@ -121,7 +121,8 @@ class VanillaDrafting(Drafting[Batch]):
 
     def draft(self, batch: Batch) -> DraftTree:
         none = batch.root.new_empty(batch.size, 0)
-        exists, zeros = self._all_exist.expand(batch.size, -1), self._zero.expand(batch.size)
+        exists = self._all_exist.expand(batch.size, -1)
+        zeros = self._zero.expand(batch.size)
         return DraftTree(none, exists, self._shape, zeros, counts=zeros)
 
 

@@ -39,11 +39,10 @@ def _layout(depth: int, width: int, device: torch.device) -> _Layout:
     order = torch.arange((depth - 1) * width + 1, device=device) - 1
     first_ids = torch.where(order < width, order, width + (order // width - 1) * width**2)
     first_ids[0] = width + (depth - 1) * width**2
-    rank, level = (
-        torch.arange(width, device=device),
-        torch.arange(depth, device=device)[:, None, None],
-    )
-    zeros, levels = first_ids.new_zeros(1, 1 + width), first_ids.new_full((1,), depth)
+    rank = torch.arange(width, device=device)
+    level = torch.arange(depth, device=device)[:, None, None]
+    zeros = first_ids.new_zeros(1, 1 + width)
+    levels = first_ids.new_full((1,), depth)
     return _Layout(first_ids, zeros, level, rank.maximum(rank[:, None]), levels)
 
 
@@ -63,7 +62,9 @@ class DynamicTree(TreeDrafting):
         )
 
     def _set_size(self, levels: int, width: int, max_nodes: int) -> None:
-        self.max_levels, self.max_nodes, self.width = levels, max_nodes, width
+        self.max_levels = levels
+        self.max_nodes = max_nodes
+        self.width = width
         self.expanded = (levels - 1) * width
 
     def size_limits(self) -> tuple[Tensor | None, Tensor | None, int, int]:
@@ -82,18 +83,21 @@ class DynamicTree(TreeDrafting):
         )
         scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], width)
         # log confidence and token of the nodes to expand
-        scores, tokens = scores[:, 0], tokens[:, 0]
+        scores = scores[:, 0]
+        tokens = tokens[:, 0]
         if limits is not None:
             scores = scores + limits[:, 0, 0]
-        all_tokens, all_scores = [tokens], [scores]
-        parents: Tensor | None = None  # of the nodes to expand, among those expanded before
+        all_tokens = [tokens]
+        all_scores = [scores]
+        parents: Tensor | None = None  # parents of the nodes to expand, among those expanded before
         expanded = [layout.zeros.expand(batch.size, -1)]  # each node's index in its level
         for level in range(2, depth + 1):
             step, children = self.top_children(self.drafter.expand(batch, tokens, parents), width)
             child_scores = scores[..., None] + step
             if limits is not None:
                 child_scores = child_scores + limits[:, level - 1]
-            children, child_scores = children.flatten(1), child_scores.flatten(1)
+            children = children.flatten(1)
+            child_scores = child_scores.flatten(1)
             all_tokens.append(children)
             all_scores.append(child_scores)
             if level < depth:
@@ -101,7 +105,8 @@ class DynamicTree(TreeDrafting):
                 ranked = child_scores.sort(dim=1, descending=True, stable=True)
                 scores = ranked.values[:, :width]
                 best = ranked.indices[:, :width]
-                tokens, parents = children.gather(1, best), best // width
+                tokens = children.gather(1, best)
+                parents = best // width
                 expanded.append(best)
         expanded_ids = torch.cat(expanded, 1)[:, : len(layout.first_ids)] + layout.first_ids
         levels = layout.levels.expand(batch.size) if row_depth is None else row_depth
@@ -126,7 +131,8 @@ class DynamicTree(TreeDrafting):
             scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
         )
         family = order // width
-        parents, depth_of_node = expanded_ids.gather(1, family), (family + (2 * width - 1)) // width
+        parents = expanded_ids.gather(1, family)
+        depth_of_node = (family + (2 * width - 1)) // width
         return self._assemble((tokens, scores), order, parents, depth_of_node, levels, depth, width)
 
     @staticmethod
@@ -162,5 +168,6 @@ def _limits(row_depth: Tensor, row_width: Tensor, layout: _Layout) -> Tensor:
     """[B, depth, width, width] by level, parent's rank and child's rank: -inf beyond each row's own
     depth [B] and width [B], elsewhere 0.
     """
-    depth, width = row_depth[:, None, None, None], row_width[:, None, None, None]
+    depth = row_depth[:, None, None, None]
+    width = row_width[:, None, None, None]
     return additive_mask((layout.level < depth) & (layout.rank < width))

@@ -35,7 +35,9 @@ from workers.models.attention import aligned
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Target
 
-_TARGET_NONFINITE, _DRAFTER_NONFINITE = 2, 4  # what failed in a row, by bit; 1: its prefill
+# What failed in a row, by bit; 1: its prefill.
+_TARGET_NONFINITE = 2
+_DRAFTER_NONFINITE = 4
 PREFILLS = 4  # an accelerator reads the prompts of a batch in so many prefills
 
 
@@ -78,14 +80,13 @@ class Engine:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
-        self.target, self.seed, self.batch_size, self.device = (
-            target,
-            seed,
-            batch_size,
-            target.device,
-        )
+        self.target = target
+        self.seed = seed
+        self.batch_size = batch_size
+        self.device = target.device
         # engines that take turns keep what their batches need
-        self._loaded_drafter, drafter = drafter, copy(drafter)
+        self._loaded_drafter = drafter
+        drafter = copy(drafter)
         self._drafter = drafter
         self.observer = observer
         self.config = resolve_for_target(config, target, drafter)
@@ -106,10 +107,10 @@ class Engine:
         self.new_capture: Callable[[], graphs.Capture] | None = None
         if capturable and graphs.are_supported(self.device):
             self.new_capture = partial(graphs.CudaCapture, self.device)
-        self._batch: Batch | None = None  # of the run before, with its graphs
+        self._batch: Batch | None = None  # the batch of the run before, with its graphs
         # there each caption takes as long in a group as alone
         self.groups_prompts = self.device.type != "cpu"
-        self._ahead: Prefill | None = None  # of the queue's first captions, which wait for rows
+        self._ahead: Prefill | None = None  # the queue's first captions, which wait for rows
 
     @torch.inference_mode()
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
@@ -130,7 +131,8 @@ class Engine:
             batch.sync_host_counts(counts.so_far)
             finished = [row for row in recorder.open_rows if counts.so_far[row] >= self.image_len]
             if finished:
-                tokens, images = batch.tokens.cpu(), recorder.close(finished)
+                tokens = batch.tokens.cpu()
+                images = recorder.close(finished)
                 for row, (request, statistics) in zip(finished, images, strict=True):
                     yield Result(request, tokens[row].clone(), statistics)
                 if queue or recorder.open_rows:
@@ -139,7 +141,8 @@ class Engine:
 
     def open(self, queue: deque[Request]) -> tuple[Batch, StatisticsRecorder]:
         """A batch with the queue's first captions, prefilled."""
-        captions, self._ahead = min(self.batch_size, len(queue)), None
+        captions = min(self.batch_size, len(queue))
+        self._ahead = None
         batch = self._static_batch(captions) if self.new_capture else self.allocate(captions)
         recorder = StatisticsRecorder(batch.images, self.timer)
         self.admit(batch, recorder, list(range(captions)), queue)
@@ -150,7 +153,9 @@ class Engine:
         """The batch of the run before, in the least size that has a row for each of so many
         captions.
         """
-        batch, self._batch = self._batch, None  # a run that fails does not give it back
+        # a run that fails does not give it back
+        batch = self._batch
+        self._batch = None
         if batch is None or batch.buffers.capacity != self.batch_size:
             del batch  # its memory is free for the new one
             self._free()
@@ -216,7 +221,8 @@ class Engine:
         it, and n bounds of the next draft.
         """
         key = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
-        timer, phases = self.timer.start(), partial(self._phases, batch)
+        timer = self.timer.start()
+        phases = partial(self._phases, batch)
         with kept_in(self.constants):
             return (
                 phases(graphs.eager_runner(timer))
@@ -240,9 +246,11 @@ class Engine:
         """What the drafter reads of the target [R, N+1, D or taps * D], and the target's guided
         logits [B, N+1, V], at the root and every drafted node, in one pass.
         """
-        shape, slots = tree.shape, tree.shape.nodes + 1
+        shape = tree.shape
+        slots = tree.shape.nodes + 1
         x = self.target.embed(batch.per_row(torch.cat([batch.root[:, None], tree.tokens], dim=1)))
-        columns, positions = batch.columns[:, :slots], batch.rope_positions[:, :slots]
+        columns = batch.columns[:, :slots]
+        positions = batch.rope_positions[:, :slots]
         if not shape.is_chain:
             positions = positions[:, :1] + batch.per_row_unless_shared(shape.offsets)
         row_ends = batch.row_end_pass(shape)
@@ -287,7 +295,8 @@ class Engine:
             features = features[:, :width]
         else:
             path = batch.per_row(result.path)
-            source, destination = batch.columns.gather(1, path), batch.columns[:, :width]
+            source = batch.columns.gather(1, path)
+            destination = batch.columns[:, :width]
             if row_ends := batch.row_end_pass(tree.shape):
                 source, destination = row_ends.cache_moves(path, source, destination)
             batch.cache.move(source, destination)
@@ -298,10 +307,8 @@ class Engine:
         failed = torch.add(batch.failed_prefills, nonfinite, alpha=_TARGET_NONFINITE)
         if tree.nonfinite is not None:
             failed = torch.add(failed, tree.nonfinite, alpha=_DRAFTER_NONFINITE)
-        levels, nodes = (
-            batch.by_image(tree.levels, torch.amax),
-            batch.by_image(tree.num_nodes, torch.sum),
-        )
+        levels = batch.by_image(tree.levels, torch.amax)
+        nodes = batch.by_image(tree.num_nodes, torch.sum)
         counts = [batch.so_far, emitted, levels, nodes, failed]
         bounds = self.drafting.next_bounds(batch)
         report = torch.cat(counts if bounds is None else [*counts, bounds])
@@ -352,7 +359,8 @@ class Engine:
                 self._ahead = self._prefill(batch, rows, queue)
             prefill, self._ahead = self._ahead.split(len(rows))
             requests = [queue.popleft() for _ in range(len(prefill.keys))]
-            admitted, rows = rows[: len(requests)], rows[len(requests) :]
+            admitted = rows[: len(requests)]
+            rows = rows[len(requests) :]
             self.timer.start()
             indices = torch.tensor(admitted, device=self.device)
             if prefill.cached.cache is not batch.cache:
@@ -383,7 +391,8 @@ class Engine:
         least = self.batch_size // PREFILLS if self.groups_prompts else 1
         count = min(len(queue), max(len(rows), least))
         requests = list(islice(queue, count))
-        cache, cache_rows = batch.cache, batch.rows(torch.tensor(rows, device=self.device))
+        cache = batch.cache
+        cache_rows = batch.rows(torch.tensor(rows, device=self.device))
         if count > len(rows):
             cache = self.target.transformer.new_cache(batch.streams * count, self.target.prompt_len)
             cache_rows = torch.arange(cache.rows, device=self.device)
@@ -392,7 +401,8 @@ class Engine:
         )
         timer = self.timer.start()  # latency excludes the encoding of captions, as in the papers
         order = torch.arange(self.target.prompt_len, device=self.device)
-        cached, mask = cache.prompts(cache_rows, len(order)), causal_padding_mask(prompt.valid)
+        cached = cache.prompts(cache_rows, len(order))
+        mask = causal_padding_mask(prompt.valid)
         outputs = self.target.transformer(
             prompt.embeds, order, mask=mask, cache=cached, taps=self.taps
         )
@@ -413,7 +423,8 @@ class Engine:
         those of a static batch are idle until half of its rows can be removed.
         """
         finished = [row for row, count in enumerate(so_far) if count >= self.image_len]
-        reused, unused = finished[: len(queue)], finished[len(queue) :]
+        reused = finished[: len(queue)]
+        unused = finished[len(queue) :]
         so_far = [1 if row in finished else count for row, count in enumerate(so_far)]
         if reused:
             self.admit(batch, recorder, reused, queue)

@@ -30,9 +30,11 @@ class FixedTree(TreeDrafting):
         super().__init__(config, target, drafter)
         assert config.policy.fixed is not None
         (tree, sampled), device = config.policy.fixed, target.device
-        self._sampled, self._codes = sampled and self.sampling.temperature > 0, target.vocab_size
+        self._sampled = sampled and self.sampling.temperature > 0
+        self._codes = target.vocab_size
         self._shape = fixed_shape(tree.parents, tree.depth, device)
-        self.max_levels, self.max_nodes = self._shape.max_depth, self._shape.nodes
+        self.max_levels = self._shape.max_depth
+        self.max_nodes = self._shape.nodes
         self._plan = _level_plan(tree, device)
         self.expanded = sum(level.parents for level in self._plan[1:])
         self._probs_index = torch.zeros(1, self._shape.nodes + 1, dtype=torch.int64, device=device)
@@ -72,10 +74,13 @@ class FixedTree(TreeDrafting):
             )
             tokens_by_level.append(_select(order.flatten(1), level.kept))
             probs_by_level.append(level_probs)
-        tokens, probs = torch.cat(tokens_by_level, dim=1), torch.cat(probs_by_level, dim=1)
-        levels, counts = self._levels.expand(batch.size), None
+        tokens = torch.cat(tokens_by_level, dim=1)
+        probs = torch.cat(probs_by_level, dim=1)
+        levels = self._levels.expand(batch.size)
+        counts = None
         if self._shape.is_chain:
-            exists, counts = self._all_exist.expand(batch.size, -1), levels
+            exists = self._all_exist.expand(batch.size, -1)
+            counts = levels
         else:  # the drafter's support may be smaller than the tree is wide
             exists = probs.flatten(1).gather(1, tokens + self._node_probs) > 0
         return DraftTree(

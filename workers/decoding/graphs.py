@@ -44,7 +44,8 @@ class CudaCapture:
     """Captures CUDA graphs that share their memory, as only one of them runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._pool = device, torch.cuda.graph_pool_handle()
+        self._device = device
+        self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def __call__(self, function: Callable[[], Any]) -> tuple[Graph, Any]:
@@ -130,7 +131,8 @@ class PassGraphs:
     first_passes: ClassVar[int] = 0
 
     def __init__(self, capture: Capture, buffers: RowBuffers) -> None:
-        self._capture, self._buffers = capture, buffers
+        self._capture = capture
+        self._buffers = buffers
         self._warm: set[GraphKey] = set()
         self._captured: dict[GraphKey, tuple[list[tuple[str, Graph]], Any]] = {}
 

@@ -57,11 +57,14 @@ class JacobiWindow(Drafting[AnyBatch]):
         assert config.policy.fixed is not None
         tree = config.policy.fixed.tree
         self._shape = fixed_shape(tree.parents, tree.depth, target.device)
-        self._params, self._vocab_size, device = config.drafter, target.vocab_size, target.device
-        self._sampled, self._redraw = self.sampling.temperature > 0, REDRAWS[config.drafter.redraw]
+        self._params = config.drafter
+        self._vocab_size = target.vocab_size
+        device = target.device
+        self._sampled = self.sampling.temperature > 0
+        self._redraw = REDRAWS[config.drafter.redraw]
         length = self.max_levels = len(tree.levels)
         self.max_nodes = len(tree.parents)
-        self._nodes = torch.arange(length, device=device)  # of the first path
+        self._nodes = torch.arange(length, device=device)  # nodes of the first path
         # row i of the probs belongs to level i
         self._probs_index = self._shape.offsets.clamp(max=length - 1)
         self._levels = torch.full((1,), length, dtype=torch.int64, device=device)
@@ -71,7 +74,8 @@ class JacobiWindow(Drafting[AnyBatch]):
         )
 
     def prepare(self, batch: AnyBatch) -> None:
-        size, codes = batch.size, self._vocab_size if self._sampled else 0
+        size = batch.size
+        codes = self._vocab_size if self._sampled else 0
         self.tokens = torch.zeros(
             size, self.max_levels, dtype=torch.int64, device=batch.keys.device
         )
@@ -117,9 +121,11 @@ class JacobiWindow(Drafting[AnyBatch]):
         self, branches: _Branches, batch: AnyBatch, tokens: Tensor, exists: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Tokens and existence [B, nodes] of all nodes, from those [B, N] of the first path."""
-        levels, width = branches.levels, branches.width
+        levels = branches.levels
+        width = branches.width
         if self._sampled:  # a level is nearer to the root in every pass: new numbers
-            first, probs = tokens[:, :levels, None], self.probs[:, :levels]
+            first = tokens[:, :levels, None]
+            probs = self.probs[:, :levels]
             positions = batch.token_positions[:, :levels, None]
             noise = rng.exponential(
                 batch.keys[:, None, None], positions, Purpose.WINDOW, branches.slots
@@ -164,7 +170,8 @@ class JacobiWindow(Drafting[AnyBatch]):
         """Slide the window: the new level i was level num_accepted + i + 1. A slot gave the probs
         of the token after it.
         """
-        length, branches = self.max_levels, self._branches
+        length = self.max_levels
+        branches = self._branches
         # old slots before the new levels
         depths = (result.num_emitted[:, None] + self._nodes).clamp(max=length)
         self.known = length - result.num_accepted
@@ -177,7 +184,8 @@ class JacobiWindow(Drafting[AnyBatch]):
         if not self._sampled:
             self.tokens = largest_index(logits).gather(1, slots)
             return
-        keeps, drafts = self._params.keeps_drafts, depths.clamp(max=length - 1)
+        keeps = self._params.keeps_drafts
+        drafts = depths.clamp(max=length - 1)
         old_probs = self._rows(self.probs, drafts) if keeps else self.probs
         if result.probs is not None:
             target = self._rows(result.probs, slots, out=None if keeps else self.probs)
@@ -237,7 +245,8 @@ class _Branches:
 
     @classmethod
     def of(cls, tree: StaticTree, codes: int, device: torch.device) -> _Branches:
-        length, width = len(tree.levels), tree.max_width
+        length = len(tree.levels)
+        width = tree.max_width
         levels = max(depth for depth, rank in zip(tree.depth, tree.rank, strict=True) if rank)
         columns = [
             depth - 1 if rank == 0 else length + (depth - 1) * (width - 1) + rank - 1

@@ -27,7 +27,9 @@ def reuse_as_pjd(window: Redraw) -> tuple[Tensor, Tensor]:
     """`redraws.reuse` with the probs of PJD's code: the old ones where a draft stays, else the
     target's.
     """
-    q, p, threshold = window.target, window.probs, window.params.threshold
+    q = window.target
+    p = window.probs
+    threshold = window.params.threshold
     assert threshold is not None
     stays = window.drafted & (window.of_drafts(q) > window.of_drafts(p) * threshold)
     tokens = torch.where(stays, window.tokens, window.sample(q))

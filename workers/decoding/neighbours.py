@@ -52,7 +52,8 @@ def neighbour_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
 
 def compute_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
     """The table [V, k] (int32), some rows at a time."""
-    size, device = codebook.shape[0], codebook.device
+    size = codebook.shape[0]
+    device = codebook.device
     vectors = codebook.detach().float()
     if proximity == "cosine":
         vectors = torch.nn.functional.normalize(vectors, dim=1)

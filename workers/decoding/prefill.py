@@ -36,7 +36,8 @@ class Prefill:
         return self._part(0, count), self._part(count, len(self.keys))
 
     def _part(self, start: int, stop: int) -> Prefill:
-        size, features = len(self.keys), self.features
+        size = len(self.keys)
+        features = self.features
         rows = stream_rows(
             torch.arange(start, stop, device=features.device), len(features) // size, size
         )

@@ -71,7 +71,9 @@ def maximal(window: Redraw) -> tuple[Tensor, Tensor]:
     of SCD. The token stays the same with probability 1 - d, the largest possible. SCD's code for
     Lumina and Janus keeps p where it does.
     """
-    q, p, drafted = window.target, window.probs, window.drafted
+    q = window.target
+    p = window.probs
+    drafted = window.drafted
     stays = drafted & (window.uniforms(1) * window.of_drafts(p) < window.of_drafts(q))
     new = window.sample(torch.where(drafted[..., None], (q - p).clamp_min(0), q))
     probs = torch.where(stays[..., None], p, q) if window.params.probs == "published" else q
@@ -83,12 +85,10 @@ def reuse(window: Redraw) -> tuple[Tensor, Tensor]:
     of that are p 1[q > threshold p] + q P(p: q <= threshold p). A port of SJD++ by other authors
     keeps q.
     """
-    q, p, drafted, threshold = (
-        window.target,
-        window.probs,
-        window.drafted[..., None],
-        window.params.threshold,
-    )
+    q = window.target
+    p = window.probs
+    drafted = window.drafted[..., None]
+    threshold = window.params.threshold
     assert threshold is not None
     stays = drafted & (q > p * threshold)
     tokens = torch.where(window.of_drafts(stays), window.tokens, window.sample(q))

@@ -67,7 +67,8 @@ def image_keys(
     seed: int, captions: Sequence[int], samples: Sequence[int], device: torch.device | str = "cpu"
 ) -> Tensor:
     """Keys [B] of images, one per (caption id, sample index), under a sweep's seed."""
-    caption, sample = _signed(captions).to(device), _signed(samples).to(device)
+    caption = _signed(captions).to(device)
+    sample = _signed(samples).to(device)
     root = _mix(_signed([seed]).to(device) + _GOLDEN)
     return _mix(_mix((root ^ caption) + _GOLDEN) ^ (sample * _GOLDEN + 1))
 
@@ -119,7 +120,7 @@ Generate = Callable[[Tensor, Tensor, Purpose, Tensor], Tensor]  # `bits`, or num
 # the function, the purpose, the number of slots, and the first one
 _TableKey = tuple[Generate, Purpose, int, int]
 
-# of a table that is kept: 128 MiB of fp32 numbers, twice as much of fp64
+# Entries of a table that is kept: 128 MiB of fp32 numbers, twice as much of fp64
 _MAX_TABLE_ENTRIES = 1 << 25
 # numbers of a table; more of them take longer than those that are needed, made anew
 _MAX_GATHERED = 1 << 13
@@ -140,7 +141,8 @@ class CounterRNG:
     """
 
     def __init__(self, keys: Tensor, positions: int) -> None:
-        self.keys, self.positions = keys, positions
+        self.keys = keys
+        self.positions = positions
         self._tables: dict[_TableKey, Tensor] = {}
         self._first_rows = torch.arange(
             0, keys.shape[0] * positions, positions, device=keys.device
@@ -202,7 +204,8 @@ class CounterRNG:
         self, generate: Generate, purpose: Purpose, positions: Tensor, slots: int, first: int = 0
     ) -> Tensor:
         """Numbers [B, n, slots] for positions [B, n], of slots from `first` on."""
-        clamped, name = positions.clamp(max=self.positions - 1), (generate, purpose, slots, first)
+        clamped = positions.clamp(max=self.positions - 1)
+        name = (generate, purpose, slots, first)
         if len(self._first_rows) * self.positions * slots > _MAX_TABLE_ENTRIES:
             order = arange(first, first + slots, 1, positions.device)
             return generate(self.keys[:, None, None], clamped[..., None], purpose, order)
@@ -224,9 +227,7 @@ class CounterRNG:
         """
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]
-        slot_range, chunk = (
-            arange(first, first + slots, 1, keys.device),
-            max(1, _chunk_entries(keys.device) // slots),
-        )
+        slot_range = arange(first, first + slots, 1, keys.device)
+        chunk = max(1, _chunk_entries(keys.device) // slots)
         chunks = zip(torch.split(key, chunk), torch.split(position, chunk), strict=True)
         return torch.cat([generate(k, p, purpose, slot_range) for k, p in chunks])

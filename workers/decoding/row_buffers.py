@@ -21,7 +21,9 @@ class RowBuffers:
     """
 
     def __init__(self, size: int, *, fixed: bool) -> None:
-        self.size, self.capacity, self.fixed = size, size, fixed
+        self.size = size
+        self.capacity = size
+        self.fixed = fixed
         # weak, so that a batch, which has its own tensors here, is freed at once
         self._slots: list[tuple[weakref.ref[object], str]] = []
         self._memory: list[Tensor] = []  # with `fixed`: each attribute's, at full size
@@ -43,7 +45,8 @@ class RowBuffers:
 
     def keep(self, indices: Tensor) -> None:
         """Keep only the captions at indices [n], in that order."""
-        size, self.size = self.size, len(indices)
+        size = self.size
+        self.size = len(indices)
         for cache in self._caches:
             cache.keep(stream_rows(indices, cache.rows // size, size))
         for owner, name in self._slots:

@@ -40,10 +40,13 @@ class RowEnds:
 
     def __init__(self, config: TransformerConfig, embedding: Tensor) -> None:
         """embedding [D]: the fixed token's embedding."""
-        self.rows, self.cols, self.embedding = config.rows, config.cols, embedding
-        # of the first row's end
-        self.first_column, self.first_position = config.prompt_len, config.positions
-        self.image_column = self.first_column + self.rows  # of the image's first token
+        self.rows = config.rows
+        self.cols = config.cols
+        self.embedding = embedding
+        # place of the first row's end
+        self.first_column = config.prompt_len
+        self.first_position = config.positions
+        self.image_column = self.first_column + self.rows  # the image's first token
 
     def sequence_order(self, columns: int, device: torch.device) -> Tensor:
         """[columns] each cache column's index in the token sequence."""
@@ -99,7 +102,8 @@ class RowEndPass:
             end_columns = self.ends.first_column + rows
         else:
             slots = columns.shape[1]
-            rows, end_columns = self._row(self._slot_cells()), self.columns[:, slots : 2 * slots]
+            rows = self._row(self._slot_cells())
+            end_columns = self.columns[:, slots : 2 * slots]
         embeddings = self.ends.embedding.to(x.dtype).expand(*rows.shape, -1)
         return (
             torch.cat([x, embeddings], dim=1),
@@ -154,12 +158,13 @@ def teacher_forced(
     and the first n tokens [R, n] of their images in one pass, [R, P + n, (1 + len(taps)) D]: those
     that predict the next token, as step-by-step decoding computes them.
     """
-    x, valid = torch.cat([prompt.embeds, target.embed(tokens)], dim=1), prompt.valid
+    x = torch.cat([prompt.embeds, target.embed(tokens)], dim=1)
+    valid = prompt.valid
     positions = order = torch.arange(x.shape[1], device=x.device)
     if target.row_end is not None:
         ends = RowEnds(target.transformer.config, target.row_end)
         cells = torch.arange(tokens.shape[1], device=x.device)
-        last = cells[ends.cols - 1 :: ends.cols]  # of the complete rows
+        last = cells[ends.cols - 1 :: ends.cols]  # last cells of the complete rows
         x = torch.cat([x, ends.embedding.to(x.dtype).expand(len(x), len(last), -1)], dim=1)
         positions = torch.cat([positions, ends.first_position + last // ends.cols])
         image = torch.cat([cells + cells // ends.cols, last + last // ends.cols + 1])

@@ -107,8 +107,10 @@ class RowsBatch(Batch):
         return cls(size, grid=grid, lag=choice.row_lag, image_len=grid.tokens, **arguments)
 
     def __init__(self, size: int, *, grid: Grid, lag: int, **arguments: Any) -> None:
-        self.grid, self.lag = grid, min(lag, grid.cols)
-        wavefronts, device = wavefront_count(grid, lag), arguments["cache"].storage.device
+        self.grid = grid
+        self.lag = min(lag, grid.cols)
+        wavefronts = wavefront_count(grid, lag)
+        device = arguments["cache"].storage.device
         # tokens of the row above with which a row begins; the first row begins with the prefill
         lags = [0, *[self.lag] * (grid.rows - 1), grid.cols]
         if arguments["row_ends"] is None:
@@ -119,10 +121,8 @@ class RowsBatch(Batch):
         )
         self._first_rows = torch.arange(wavefronts, device=device).clamp(max=grid.rows)
         self._cells = torch.arange(grid.tokens, device=device)
-        self.counts, self.row = (
-            self._first_counts.repeat(size, 1),
-            self._first_rows.repeat_interleave(size),
-        )
+        self.counts = self._first_counts.repeat(size, 1)
+        self.row = self._first_rows.repeat_interleave(size)
         super().__init__(size, wavefronts=wavefronts, **arguments)
         self.image_rng = self.rng
         self.rng: WavefrontRNG = WavefrontRNG(self.image_rng, wavefronts)
@@ -138,7 +138,7 @@ class RowsBatch(Batch):
         return self.counts[:, 1:-1].sum(1)
 
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
-        # of an image with so many tokens, the lowest row that has begun ends here at the latest:
+        # the lowest row that has begun of an image with so many tokens ends here at the latest:
         # all rows above the wavefronts' are complete, and those between have `lag` tokens or more
         behind = (self.wavefronts - 1) * (self.grid.cols - self.lag)
         super().sync_host_counts([min(count + behind, self.image_len) for count in emitted])
@@ -214,7 +214,8 @@ class RowsBatch(Batch):
         self.buffers.keep(indices)
 
     def commit(self, tokens: Tensor, counts: Tensor, root: Tensor) -> Tensor:
-        width, counts = tokens.shape[1], counts * self.is_open
+        width = tokens.shape[1]
+        counts = counts * self.is_open
         is_new = torch.arange(width, device=tokens.device) < counts[:, None]
         # the entry behind the image takes the surplus
         places = torch.where(is_new, self.token_positions[:, :width], self.image_len)
@@ -234,7 +235,8 @@ class RowsBatch(Batch):
         return x.view(self.wavefronts, -1, *x.shape[1:]).transpose(0, 1).flatten(1)
 
     def _update_positions(self) -> None:
-        cols, row = self.grid.cols, self.row
+        cols = self.grid.cols
+        row = self.row
         near = torch.stack([(row - 1).clamp(min=0), row, row + 1], dim=1)
         upper, self.above, self.own = (
             self.counts.repeat(self.wavefronts, 1).gather(1, near).unbind(1)

@@ -40,7 +40,8 @@ def guided_logits(head: nn.Module, features: Tensor, cfg: float) -> Tensor:
     would often be equal, which widens top-k and decides an argmax.
     """
     if type(head) is nn.Sequential:
-        features, head = head[:-1](features), head[-1]
+        features = head[:-1](features)
+        head = head[-1]
     # another subclass may compute anything
     if not (type(head) is nn.Linear or type(head) is PackedLinear):
         return apply_cfg(head(features), cfg)
@@ -152,18 +153,15 @@ def _filtered(
     if not 0 < sampling.top_k < logits.shape[-1]:
         return logits, None
     if logits.device.type == "cpu":
-        kth, tokens = (
-            kth_largest(logits, sampling.top_k),
-            logits.topk(count, dim=-1).indices if count else None,
-        )
+        kth = kth_largest(logits, sampling.top_k)
+        tokens = logits.topk(count, dim=-1).indices if count else None
     elif count:  # one sort for both
         largest, order = logits.topk(max(count, sampling.top_k), dim=-1)
-        kth, tokens = largest[..., sampling.top_k - 1, None], order[..., :count]
+        kth = largest[..., sampling.top_k - 1, None]
+        tokens = order[..., :count]
     else:
-        kth, tokens = (
-            logits.topk(sampling.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True),
-            None,
-        )
+        kth = logits.topk(sampling.top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+        tokens = None
     return logits.masked_fill(logits < kth, -torch.inf), tokens
 
 
@@ -215,7 +213,7 @@ def sample_by_inversion(probs: Tensor, uniforms: Tensor) -> Tensor:
     ends = masses.cumsum(-1, dtype=torch.float64)
     place = uniforms[..., None] * ends[..., -1:]
     block = _first_above(ends, place)
-    # of the block, behind the place
+    # probs of the block behind the place
     left = (ends.gather(-1, block) - place) / masses.gather(-1, block)
     ends = (
         blocks.gather(-2, block[..., None].expand(*block.shape, size))

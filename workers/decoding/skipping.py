@@ -69,7 +69,8 @@ class SkippingDrafting(Drafting[Batch]):
         self.inner, self.drafter = _able(config, inner)
         super().__init__(config, target, self.drafter)
         self.depth = self.inner.max_levels
-        self.max_levels, self.max_nodes = 2 * self.depth, self.depth + self.inner.max_nodes
+        self.max_levels = 2 * self.depth
+        self.max_nodes = self.depth + self.inner.max_nodes
         self.rule = config.acceptance.verification
         self._codes = normalize(target.codebook.float(), dim=1)
         self._order = torch.arange(self.max_levels + 1, device=target.device)
@@ -88,7 +89,8 @@ class SkippingDrafting(Drafting[Batch]):
 
     def prepare(self, batch: Batch) -> None:
         self.drafter.prepare(batch, self.max_levels, self.inner.expanded)
-        dtype, width = batch.cache.storage.dtype, self.drafter.target.transformer.config.dim
+        dtype = batch.cache.storage.dtype
+        width = self.drafter.target.transformer.config.dim
         # rounds of each image, and the last features that a pass has computed
         self._rounds = torch.zeros_like(batch.emitted)
         self._recent = torch.zeros(
@@ -157,7 +159,8 @@ class SkippingDrafting(Drafting[Batch]):
         """[B] mean similarity of every second path of a tree (see `DynamicSkipping`); 0 if there is
         one path.
         """
-        leaf, depth = _leaves(tree), tree.shape.depth.expand_as(tree.tokens)
+        leaf = _leaves(tree)
+        depth = tree.shape.depth.expand_as(tree.tokens)
         chosen = leaf & (_paths_before(tree, leaf) % 2 == 0)
         # how many chosen paths each node is on; the sum of vectors gives the sum of the cosines of
         # all pairs
@@ -165,7 +168,8 @@ class SkippingDrafting(Drafting[Batch]):
         paths = (below & chosen[..., None]).sum(1).float()
         # [B, depth, N]
         at_level = (depth[:, None] == self._order[1 : self.depth + 1, None]) * paths[:, None]
-        count, total = at_level.sum(2), at_level @ self._codes[tree.tokens]
+        count = at_level.sum(2)
+        total = at_level @ self._codes[tree.tokens]
         number = chosen.sum(1)
         weights = (count > 0) * _DECAY ** self._order[: self.depth]
         cosines = ((total.square().sum(2) - count) * weights).sum(1)
@@ -175,7 +179,8 @@ class SkippingDrafting(Drafting[Batch]):
         """The tokens [B, depth] of a path from below the root to a leaf, chosen uniformly, and how
         many of them are emitted: no more than the mean length of all paths, rounded down.
         """
-        leaf, depth = _leaves(tree), tree.shape.depth.expand_as(tree.tokens)
+        leaf = _leaves(tree)
+        depth = tree.shape.depth.expand_as(tree.tokens)
         count = leaf.sum(1)
         uniforms = rng.uniform(
             batch.keys[:, None], batch.token_positions[:, :1], Purpose.PATH, self._order[:1]
@@ -206,8 +211,10 @@ class SkippingDrafting(Drafting[Batch]):
     def _join(
         self, first: DraftTree, path: Tensor, skipped: Tensor, below: DraftTree, ahead: Batch
     ) -> SkippedTree:
-        size, order = len(path), self._order[: self.depth].expand(len(path), -1)
-        count, above = skipped[:, None], below.shape.parents.expand(size, -1)
+        size = len(path)
+        order = self._order[: self.depth].expand(len(path), -1)
+        count = skipped[:, None]
+        above = below.shape.parents.expand(size, -1)
         exists = torch.cat([order < count, below.exists], 1)
         # the tree's first level is below the path's last token, which is the root where nothing is
         # skipped
@@ -241,7 +248,8 @@ class SkippingDrafting(Drafting[Batch]):
         below = acceptor(
             tree.below, logits.gather(1, slots.expand(-1, -1, logits.shape[2])), tree.ahead
         )
-        width, skipped = below.tokens.shape[1], tree.skipped[:, None]
+        width = below.tokens.shape[1]
+        skipped = tree.skipped[:, None]
         order = torch.arange(self.depth + width, device=logits.device).expand(len(logits), -1)
         behind = (order - skipped).clamp(0, width - 1)  # place in what was verified
         tokens = torch.where(
@@ -266,7 +274,8 @@ class SkippingDrafting(Drafting[Batch]):
         tokens = result.tokens
         if batch.static:  # the drafter's memory has the size of the longest pass
             missing = self.max_levels + 1 - tokens.shape[1]
-            tokens, features = pad(tokens, (0, missing)), pad(features, (0, 0, 0, missing))
+            tokens = pad(tokens, (0, missing))
+            features = pad(features, (0, 0, 0, missing))
         self.drafter.commit(batch, tokens, features, counts)
 
     def next_bounds(self, batch: Batch) -> Tensor | None:
@@ -281,8 +290,8 @@ class SkippingDrafting(Drafting[Batch]):
             self._may_skip = bool(bounds[0])
 
     def usual_bounds(self, images: int) -> Mapping[tuple[int, ...], float]:
-        # of an image's passes; images do not skip in step. How often trees are similar is not known
-        # before
+        # Share of an image's passes; images do not skip in step. How often trees are similar is not
+        # known before.
         share = 1 / (self.rule.interval - 1) if isinstance(self.rule, UniformSkipping) else 1.0
         shortest = (1 - share) ** images
         return {(1,): 1 - shortest, (0,): shortest}
@@ -292,7 +301,9 @@ def _able(config: DecodingConfig, inner: Drafting[Any]) -> tuple[TreeDrafting, C
     """The drafting and its drafter. ConfigError if a plugin's class cannot do what its config
     says.
     """
-    rule, drafter, tree = config.acceptance.verification, config.drafter, config.policy
+    rule = config.acceptance.verification
+    drafter = config.drafter
+    tree = config.policy
     if not isinstance(rule, UniformSkipping | DynamicSkipping):
         problem = (
             f"{rule.kind!r} does not say which rounds are skipped; give it a drafting of its own"
@@ -329,7 +340,8 @@ def _paths_before(tree: DraftTree, leaf: Tensor) -> Tensor:
     """[B, N] how many paths are in front of a leaf's, depth first: those of earlier siblings, of
     its own and of its ancestors. leaf [B, N]: the paths' ends.
     """
-    is_on, parents = tree.shape.mask[:, 1:, 1:], tree.shape.parents
+    is_on = tree.shape.mask[:, 1:, 1:]
+    parents = tree.shape.parents
     paths = (is_on & leaf[..., None]).sum(1)  # that a node is on
     is_earlier = (parents[:, :, None] == parents[:, None]).tril(-1)
     before_siblings = (is_earlier * paths[:, None]).sum(2)

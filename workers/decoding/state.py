@@ -38,7 +38,9 @@ class Request:
     sample: int = 0
 
 
-_MIN_SPAN_STEP, _MAX_SPANS = 32, 16  # of `max_emitted` in static batches
+# Steps of `max_emitted` in static batches.
+_MIN_SPAN_STEP = 32
+_MAX_SPANS = 16
 
 
 class Batch:
@@ -94,19 +96,20 @@ class Batch:
         wavefronts: int = 1,
     ) -> None:
         device = cache.storage.device
-        self.cfg, self.prompt_len, self.image_len, self.cache = cfg, prompt_len, image_len, cache
-        self.streams, self.static, self.wavefronts = (
-            stream_count(cfg),
-            capture is not None,
-            wavefronts,
-        )
+        self.cfg = cfg
+        self.prompt_len = prompt_len
+        self.image_len = image_len
+        self.cache = cache
+        self.streams = stream_count(cfg)
+        self.static = capture is not None
+        self.wavefronts = wavefronts
         self.rng = CounterRNG(torch.zeros(size, dtype=torch.int64, device=device), image_len)
         self.emitted = torch.ones(wavefronts * size, dtype=torch.int64, device=device)
         self.root = torch.zeros_like(self.emitted)
         self._advances = torch.ones_like(self.emitted)  # 0 in idle rows
         self.failed_prefills = torch.zeros(size, dtype=torch.int64, device=device)
         self.row_ends = row_ends
-        # of the image's first token
+        # column of the image's first token
         self.image_column = prompt_len + (row_ends.rows if row_ends else 0)
         self.sync_host_counts([1])
         order = row_ends.sequence_order(cache.columns, device) if row_ends else None
@@ -230,7 +233,8 @@ class Batch:
         row. In a static batch, the first is rounded up to one of few numbers, and the second is
         always 0.
         """
-        self.max_emitted, self.cells_to_row_end = max(emitted, default=1), 0
+        self.max_emitted = max(emitted, default=1)
+        self.cells_to_row_end = 0
         if self.static:
             step = max(_MIN_SPAN_STEP, -(-self.image_len // _MAX_SPANS))
             self.max_emitted = min(self.image_len, -(-self.max_emitted // step) * step)

@@ -98,7 +98,8 @@ class StatisticsRecorder:
         """
         prefill = seconds + self._timer.take()["prefill"] / len(rows)
         for row, request in zip(rows, requests, strict=True):
-            self.requests[row], self._passes[row] = request, []
+            self.requests[row] = request
+            self._passes[row] = []
             self._start_share[row] = {**self._share, "prefill": self._share["prefill"] - prefill}
 
     def record(self, counts: PassCounts) -> None:
@@ -114,7 +115,8 @@ class StatisticsRecorder:
         return [self._close(row) for row in rows]
 
     def _close(self, row: int) -> tuple[Request, ImageStatistics]:
-        request, self.requests[row] = self.requests[row], None
+        request = self.requests[row]
+        self.requests[row] = None
         assert request is not None, "an image is open at this row"
         emitted, depth, nodes = torch.tensor(self._passes[row]).T.contiguous()
         seconds = {

@@ -47,7 +47,8 @@ class PhaseTimer:
             end.synchronize()
             self._seconds[phase] += begin.elapsed_time(end) / 1e3
         self._events.clear()
-        seconds, self._seconds = self._seconds, dict.fromkeys(PHASES, 0.0)
+        seconds = self._seconds
+        self._seconds = dict.fromkeys(PHASES, 0.0)
         return seconds
 
 

@@ -58,7 +58,8 @@ def _ancestor_mask(parent_slots: Tensor, max_depth: int) -> Tensor:
     """The ancestor-or-self matrix [B, N+1, N+1] of the nodes' parent slots [B, N]. Each pass
     doubles the distance to the ancestors that it has found.
     """
-    batch, slots = parent_slots.shape[0], parent_slots.shape[1] + 1
+    batch = parent_slots.shape[0]
+    slots = parent_slots.shape[1] + 1
     ancestors = with_root(parent_slots)  # each slot's ancestor at the next distance
     mask = identity(slots, parent_slots.device).expand(batch, -1, -1)
     for doubling in range(max_depth.bit_length()):
@@ -87,10 +88,8 @@ def shape_from_parents(
 ) -> TreeShape:
     """The shape of per-row trees: parents, depth and exists are [B, N]; ranks follow node order."""
     parent_slots = parents + 1
-    mask, children = (
-        _ancestor_mask(parent_slots, max_depth),
-        _child_table(parent_slots, exists, width),
-    )
+    mask = _ancestor_mask(parent_slots, max_depth)
+    children = _child_table(parent_slots, exists, width)
     return TreeShape(parents, depth, mask, children, max_depth)
 
 

@@ -46,7 +46,8 @@ from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, 
 
 _CONFIG = "config.json"
 # targets count codes, not the whole vocabulary
-_CHAMELEON_VOCAB_SIZE, _CHAMELEON_FIRST_CODE = 65536, 4
+_CHAMELEON_VOCAB_SIZE = 65536
+_CHAMELEON_FIRST_CODE = 4
 
 
 class EagleLayer(nn.Module):
@@ -74,7 +75,8 @@ class EagleLayer(nn.Module):
 
     def attention_inputs(self, embeddings: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """The normalised inputs of attention, and what its output is added to [R, S, D]."""
-        x, block = self.fuse(embeddings, features), self.decoder.layers[0]
+        x = self.fuse(embeddings, features)
+        block = self.decoder.layers[0]
         assert isinstance(block, Layer)
         return block.attention_norm(x), x
 
@@ -107,7 +109,8 @@ class EagleDrafter(CachedDrafter):
         super().__init__(target, layer.decoder, base=target.prompt_len - 1)
         self.check_size("dim", layer.decoder.config.dim, target.transformer.config.dim)
         self.layer = layer
-        self.filler, self.masked = filler, masked
+        self.filler = filler
+        self.masked = masked
 
     @classmethod
     def load(cls, path: Path, target: Target) -> EagleDrafter:
@@ -183,7 +186,9 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
             f"{path}: not an EAGLE drafter: fc.weight is missing; its first tensor is "
             f"{next(iter(tensors), 'missing')}{describe_contents(tensors)}"
         )
-    if fc.shape[1] == 3 * fc.shape[0] or find_layout(tensors) is EAGLE_3:  # of three hidden states
+    if (
+        fc.shape[1] == 3 * fc.shape[0] or find_layout(tensors) is EAGLE_3
+    ):  # it reads three hidden states
         raise WeightsError(f"{path}: {EAGLE_3.kind}: {EAGLE_3.fix}")
     config = replace(
         layer_config(path, tensors, target.transformer.config, read_config(path), "layers.0"),

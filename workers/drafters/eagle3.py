@@ -61,7 +61,7 @@ from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, 
 
 _TAPS = "eagle_aux_hidden_state_layer_ids"
 _INTEGERS = (torch.int64, torch.int32, torch.int16)
-_LATER_KEYS = ("fc_norm", "norm_before_fc")  # of EAGLE-3.1
+_LATER_KEYS = ("fc_norm", "norm_before_fc")  # keys of EAGLE-3.1
 
 
 def default_taps(layers: int) -> tuple[int, ...]:
@@ -134,7 +134,8 @@ class Eagle3Layer(EagleLayer):
         norm_before_residual: bool = False,
     ) -> None:
         super().__init__(config, bias=False, codes=codes)
-        self.taps, self.vocab_size = tuple(taps), vocab_size
+        self.taps = tuple(taps)
+        self.vocab_size = vocab_size
         self.fc = PackedLinear(len(self.taps) * config.dim, config.dim, bias=False)
         self.decoder = Eagle3Decoder(config, norm_before_residual=norm_before_residual)
         self.norm = RMSNorm(config.dim, config.norm_eps)
@@ -203,7 +204,8 @@ class Eagle3Drafter(EagleDrafter):
 
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[Eagle3Drafter, str]:
-        body, codes = target.transformer.config, target.vocab_size
+        body = target.transformer.config
+        codes = target.vocab_size
         config = replace(
             body, n_layers=1, vocab_size=0, qk_norm=False, input_norm=True, final_norm=False
         )
@@ -255,7 +257,8 @@ def _load_published(path: Path, target: Target) -> Eagle3Drafter:
             f"hidden_norm.weight{describe_contents(tensors)}"
         )
     block = "midlayer" if any(name.startswith("midlayer.") for name in tensors) else "layers.0"
-    keys, body = read_config(path), target.transformer.config
+    keys = read_config(path)
+    body = target.transformer.config
     taps = _read_taps(path, keys, body.n_layers)
     _check_form(path, keys)
     config = layer_config(path, tensors, body, keys.get("transformer_layer_config", keys), block)
@@ -337,11 +340,14 @@ def _own_vocabulary(
             f"{path}: lm_head.weight is missing; an EAGLE-3 drafter has a head of its own"
         )
     out = {name: value for name, value in tensors.items() if name not in ("d2t", "t2d")}
-    head, offsets, drafted = tensors["lm_head.weight"], tensors.get("d2t"), tensors.get("t2d")
+    head = tensors["lm_head.weight"]
+    offsets = tensors.get("d2t")
+    drafted = tensors.get("t2d")
     listed = next(
         (name for name in ("t2d", "embed_tokens.weight") if name in tensors), "lm_head.weight"
     )
-    count, rows = len(tensors[listed]), len(head)
+    count = len(tensors[listed])
+    rows = len(head)
     # d2t alone: it says which tokens are drafted
     if listed == "lm_head.weight" and offsets is not None:
         if vocabulary is None and target.transformer.config.rope == "line":
@@ -350,7 +356,8 @@ def _own_vocabulary(
                 "vocab_size: nothing says how many tokens the target has; add vocab_size to "
                 "config.json"
             )
-        listed, count = "vocab_size", vocabulary or target.vocab_size
+        listed = "vocab_size"
+        count = vocabulary or target.vocab_size
     codes = image_codes(count, target)
     if codes is None:
         raise WeightsError(

@@ -28,7 +28,8 @@ class MedusaHeads(nn.Module):
 
     def __init__(self, dim: int, vocab_size: int, heads: int, *, shared_head: bool) -> None:
         super().__init__()
-        self.dim, self.vocab_size = dim, vocab_size
+        self.dim = dim
+        self.vocab_size = vocab_size
         self.residuals = nn.ModuleList(PackedLinear(dim, dim) for _ in range(heads))
         for parameter in self.residuals.parameters():
             nn.init.zeros_(parameter)  # starts as the target's head

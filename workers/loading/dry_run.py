@@ -131,7 +131,8 @@ class Meter(TorchDispatchMode):
     def _track(self, tensor: Tensor) -> bool:
         """Count a tensor's storage until its release. Returns whether it is new."""
         storage = tensor.untyped_storage()
-        key, size = _address(tensor), storage.nbytes()
+        key = _address(tensor)
+        size = storage.nbytes()
         if key in self._tracked:
             return False
         self._tracked.add(key)
@@ -150,15 +151,18 @@ class Meter(TorchDispatchMode):
         counted = flop_registry.get(func._overloadpacket)
         inputs = [leaf for leaf in _leaves([*args, *kwargs.values()]) if isinstance(leaf, Tensor)]
         if counted is not None:  # a matrix product reads all of its operands
-            flops, moved = int(counted(*args, **kwargs, out_val=result)), size_of([*inputs, *fresh])
+            flops = int(counted(*args, **kwargs, out_val=result))
+            moved = size_of([*inputs, *fresh])
         elif fresh:
-            flops, moved = 0, 2 * size_of(fresh)
+            flops = 0
+            moved = 2 * size_of(fresh)
         else:  # in place: twice the smallest operand, which excludes the tensor written to
-            flops, moved = 0, 2 * min((size_of([tensor]) for tensor in inputs[1:]), default=0)
+            flops = 0
+            moved = 2 * min((size_of([tensor]) for tensor in inputs[1:]), default=0)
         self._counted += Work(flops, moved, 1)
 
 
-# of results, by the call; None: the call changes its first argument's values, and returns it
+# Bytes of results, by the call; None: the call changes its first argument's values, and returns it
 _shapes: dict[object, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = {}
 
 
@@ -327,7 +331,8 @@ def _measure_batch(
     accelerator further captions wait meanwhile.
     """
     target = models.target
-    drafter, text = models.drafters.get(config.drafter.kind), sample_caption(target)
+    drafter = models.drafters.get(config.drafter.kind)
+    text = sample_caption(target)
     with torch.no_grad(), Meter() as meter:
         engine = Engine(
             target, config, drafter, batch_size=batch, tables=blank_tables(config, target)

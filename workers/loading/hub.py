@@ -37,7 +37,7 @@ _UNREAD = [
     "openvino/*",
     "*.md",
 ]
-_PICKLES = ["*.bin", "*.pt", "*.pth", "*.ckpt"]  # of a folder: read only if it has no safetensors
+_PICKLES = ["*.bin", "*.pt", "*.pth", "*.ckpt"]  # read only if a folder has no safetensors
 
 
 @dataclass(frozen=True, slots=True)

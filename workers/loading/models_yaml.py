@@ -37,7 +37,8 @@ from workers.models.checkpoint_files import WeightsError, add_note, content_hash
 from workers.models.families.catalogue import FAMILIES, Family
 from workers.models.families.scenes import BUILTIN, Scenes
 
-BUILTIN_NAME, ENTRY_SIGN = "builtin", "#"
+BUILTIN_NAME = "builtin"
+ENTRY_SIGN = "#"
 _UNFETCHED = hub.SCHEME.rstrip("/")  # how a path below a reference that was not fetched begins
 
 
@@ -219,7 +220,7 @@ def absolute_source(source: str) -> str:
     try:
         file, _ = split_entry(source)
         path = local_path(file)
-    except ValueError:  # of a sweep from another machine
+    except ValueError:  # a path of another machine, where the sweep ran
         return source
     return (
         f"{path.absolute()}{source[len(file) :]}"
@@ -237,7 +238,8 @@ def find_entry(source: str, name: str | None = None) -> Entry:
         OSError: the file cannot be read.
     """
     file, entry = split_entry(source)
-    path, name = BUILTIN if file == BUILTIN_NAME else local_path(file), entry or name
+    path = BUILTIN if file == BUILTIN_NAME else local_path(file)
+    name = entry or name
     if path.is_file():
         return read_entry(file, name)
     if not path.is_dir():
@@ -328,7 +330,8 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
         raise ConfigError(("family",), f"missing; give one of {', '.join(FAMILIES.all())}")
     with at("family"):
         kind = FAMILIES.all().lookup(given["family"])
-    common, own = CommonKeys.fields(), kind.fields()
+    common = CommonKeys.fields()
+    own = kind.fields()
     expect_mapping(given, [*own, *common, "drafters", "metrics"])
     shared = CommonKeys.from_mapping({key: given[key] for key in common if key in given})
     family = kind.from_mapping({key: given[key] for key in own if key in given})
@@ -451,12 +454,14 @@ def add_drafter(models: Models, config: DecodingConfig) -> Models | None:
 
     None if drafters of that kind have no usual size.
     """
-    kind, implementation = config.drafter.kind, drafter_class(config.drafter)
+    kind = config.drafter.kind
+    implementation = drafter_class(config.drafter)
     if implementation is None or kind in models.drafters:
         return models
     usual = implementation.usual(models.target, config.policy.bounds.depth)
     if usual is None:
         return None
     drafter, assumption = usual
-    drafters, assumptions = {**models.drafters, kind: drafter}, (*models.assumptions, assumption)
+    drafters = {**models.drafters, kind: drafter}
+    assumptions = (*models.assumptions, assumption)
     return replace(models, drafters=drafters, assumptions=assumptions)

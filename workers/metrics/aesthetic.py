@@ -18,7 +18,8 @@ from workers.metrics.clip_files import Clip, folder_identity, load_clip_folder
 from workers.metrics.networks import ScoreContext, Scorer, load_frozen, register_score
 from workers.models.checkpoint_files import content_hash
 
-KEY, CLIP_KEY = "aesthetic", "clip_l14"
+KEY = "aesthetic"
+CLIP_KEY = "clip_l14"
 _WIDTHS = (1024, 128, 64, 16, 1)
 _LAYERS = ("0", "2", "4", "6", "7")  # dropout was at 1, 3 and 5 during training
 
@@ -52,7 +53,8 @@ def aesthetic_scores(clip: Clip, head: LinearHead, images: Tensor) -> Tensor:
 
 
 def _load(context: ScoreContext) -> Scorer:
-    path, folder = context.path(KEY), context.path(CLIP_KEY)
+    path = context.path(KEY)
+    folder = context.path(CLIP_KEY)
     clip = load_clip_folder(folder, texts=False).to(context.device)
     head = load_frozen(lambda: LinearHead(clip.width), path).to(context.device)
     identity = f"laion-aesthetic@{content_hash(path)}+{folder_identity('clip', folder)}"

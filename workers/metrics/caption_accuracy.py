@@ -22,7 +22,8 @@ from workers.metrics.networks import ScoreContext, Scorer, own_or_builtin, regis
 from workers.scenes.captions import SLOT_INDEX, SLOTS, parse
 
 _NAMES = [name for name, _ in SLOTS]
-_RELATION, _POSITION = SLOT_INDEX["relation"], SLOT_INDEX["position"]
+_RELATION = SLOT_INDEX["relation"]
+_POSITION = SLOT_INDEX["position"]
 _SECOND = [i for i, name in enumerate(_NAMES) if name.startswith("second_")]
 
 

@@ -42,7 +42,8 @@ class ClipTowers(nn.Module):
         super().__init__()
         self.clip = CLIPModel(config)
         vision: Any = config.vision_config
-        self.image_size, self.width = int(vision.image_size), int(config.projection_dim or 0)
+        self.image_size = int(vision.image_size)
+        self.width = int(config.projection_dim or 0)
 
     def tokens(self, captions: Sequence[str]) -> tuple[Tensor, Tensor | None]:
         """Token ids [n, length] of captions, and their mask (0 for padding) where the model needs
@@ -95,7 +96,9 @@ class Clip(ClipTowers):
         side: int | None = None,
     ) -> None:
         super().__init__(config)
-        self.tokenizer, self.normalization, self.side = tokenizer, normalization, side
+        self.tokenizer = tokenizer
+        self.normalization = normalization
+        self.side = side
         text: Any = config.text_config
         self.text_length = int(text.max_position_embeddings)
 

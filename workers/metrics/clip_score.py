@@ -37,7 +37,9 @@ KEY = "clip"
 _PREFIX = "A photo depicts "
 BUILTIN = Path(__file__).parents[1] / "models" / "builtin" / "scenes" / "clip.safetensors"
 # with 2 as STOP, transformers would fall back to CLIP's old, wrong pooling
-PAD, START, STOP = 0, 1, 3
+PAD = 0
+START = 1
+STOP = 3
 _FUNCTION_WORDS = ("a", "at", "background", "of", "on", "the")
 _SLOT_WORDS = {word for _, values in SLOTS for value in values for word in value.split()} - {
     "none",

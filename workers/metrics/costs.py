@@ -35,7 +35,8 @@ from workers.metrics.estimate import Estimate, MetricUnavailable, Noise
 
 Floats = NDArray[np.float64]
 # tau before a setting was timed twice, and the degrees of freedom of that
-ASSUMED_STATE, _ASSUMED_DOF = 0.015, 2
+ASSUMED_STATE = 0.015
+_ASSUMED_DOF = 2
 _POOLED_DOF = 2  # degrees of freedom with which the noise of all sessions counts in that of each
 _TINY = 1e-18  # variance of a clock without noise
 
@@ -78,7 +79,8 @@ class Session:
         """[K, U] log seconds of a shape, the mean of its settings, at numbers of passes [K]; where
         that is infinite, of one pass without the prefill.
         """
-        rows, counts = self.rows(shape), passes[:, None, None]
+        rows = self.rows(shape)
+        counts = passes[:, None, None]
         prefill = np.where(np.isinf(counts), 0.0, self.prefill[rows])
         seconds = prefill + np.where(np.isinf(counts), 1.0, counts) * self.per_pass[rows]
         mean: Floats = np.log(seconds).mean(axis=1)
@@ -111,10 +113,8 @@ class Prices:
     """
 
     def __init__(self, sessions: Sequence[Session], vanilla: Hashable) -> None:
-        self.sessions, self.vanilla = (
-            tuple(sorted(sessions, key=lambda session: session.name)),
-            vanilla,
-        )
+        self.sessions = tuple(sorted(sessions, key=lambda session: session.name))
+        self.vanilla = vanilla
         self._of_shape: defaultdict[Hashable, list[Session]] = defaultdict(list)
         for session in self.sessions:
             for shape in dict.fromkeys(session.shapes):
@@ -196,7 +196,8 @@ class Prices:
         for weight, session in zip(weights, sessions, strict=True):
             variance, dof = self._noise[session]
             spread = weight * math.sqrt(variance / session.units)
-            own, group = spread / math.sqrt(len(session.rows(shape))), f"noise {session.name}"
+            own = spread / math.sqrt(len(session.rows(shape)))
+            group = f"noise {session.name}"
             noises += [
                 Noise(
                     self._own("state"),
@@ -233,11 +234,9 @@ class Prices:
         """Variance of a log cost ratio from session to session, and its degrees of freedom: of
         sessions that repeated settings link, one less than their number.
         """
-        squares, count, linked = (
-            _ASSUMED_DOF * ASSUMED_STATE**2,
-            float(_ASSUMED_DOF),
-            list[set[str]](),
-        )
+        squares = _ASSUMED_DOF * ASSUMED_STATE**2
+        count = float(_ASSUMED_DOF)
+        linked = list[set[str]]()
         for shape, sessions in self._of_shape.items():
             if shape == self.vanilla or len(sessions) < 2:
                 continue
@@ -279,13 +278,12 @@ def _shrink_noises(sessions: Sequence[Session]) -> dict[Session, tuple[float, in
     """Variance of a log reading in each session, and its degrees of freedom: its own, and up to
     `_POOLED_DOF` of those of all sessions.
     """
-    total, found = (
-        sum(session.noise_dof for session in sessions),
-        dict[Session, tuple[float, int]](),
-    )
+    total = sum(session.noise_dof for session in sessions)
+    found = dict[Session, tuple[float, int]]()
     pooled = sum(session.noise_dof * session.noise for session in sessions) / max(1, total)
     for session in sessions:
-        own, added = session.noise_dof, min(_POOLED_DOF, total - session.noise_dof)
+        own = session.noise_dof
+        added = min(_POOLED_DOF, total - session.noise_dof)
         found[session] = (own * session.noise + added * pooled) / (own + added), own + added
     return found
 
@@ -295,7 +293,8 @@ def expected_max(values: Floats, size: int) -> float:
 
     Of the sorted values, the i-th of n is the largest in C(i - 1, size - 1) of C(n, size) choices.
     """
-    ordered, size = np.sort(np.asarray(values, dtype=np.float64)), min(size, len(values))
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    size = min(size, len(values))
     rank = np.arange(size, len(ordered) + 1, dtype=np.float64)
     logs = [math.lgamma(r) - math.lgamma(r - size + 1) for r in rank]
     weights = np.exp(np.array(logs) - max(logs))

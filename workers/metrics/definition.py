@@ -14,13 +14,16 @@ from search_spaces.params import ConfigError, at, expect_mapping, unknown_choice
 from search_spaces.plain_data import fit_entries
 
 Direction = Literal["maximize", "minimize"]
-REFERENCE, BASELINE, TIMINGS, CLASSIFIER = "reference", "baseline", "timings", "classifier"
+REFERENCE = "reference"
+BASELINE = "baseline"
+TIMINGS = "timings"
+CLASSIFIER = "classifier"
 FEATURES: Final = "features"  # columns; precision and recall read the second one where it exists
 MANIFOLD: Final = "manifold"
 DINOV2: Final = "dinov2"
-ATTRIBUTES = "attributes"  # of scenes, which the feature extractor reads
+ATTRIBUTES = "attributes"  # attributes of scenes, which the feature extractor reads
 IMAGES = "images"  # decoded from their tokens, with their captions
-SCORE_PREFIX = "score."  # of columns with a score for each image
+SCORE_PREFIX = "score."  # prefix of columns with a score for each image
 # what needs no neural network
 COUNTS = frozenset({TIMINGS, "emitted", "passes", "depth", "caption_id", "sample"})
 _STORED: Mapping[str, Any] = {
@@ -30,7 +33,8 @@ _STORED: Mapping[str, Any] = {
     "needs": tuple[str, ...],
     "definition": str,
 }
-_TIME_UNITS, _RATIO_UNIT = {"s", "ms", "min", "h"}, "x"
+_TIME_UNITS = {"s", "ms", "min", "h"}
+_RATIO_UNIT = "x"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class Dinov2Features(Extractor):
         from transformers import Dinov2Model
 
         super().__init__()
-        self.model, self.width = Dinov2Model(config), config.hidden_size
+        self.model = Dinov2Model(config)
+        self.width = config.hidden_size
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Features [n, width] of normalised images [n, 3, 224, 224]."""

@@ -152,7 +152,8 @@ def _sum_of_noises(noises: Sequence[Noise]) -> tuple[float, int]:
     """Variance of all sources together, and its degrees of freedom (Welch 1947, Satterthwaite 1946;
     0: no noise).
     """
-    groups, dof = defaultdict[Hashable, float](float), {noise.group: noise.dof for noise in noises}
+    groups = defaultdict[Hashable, float](float)
+    dof = {noise.group: noise.dof for noise in noises}
     for noise in noises:
         groups[noise.group] += noise.effect**2
     variance = math.fsum(groups.values())

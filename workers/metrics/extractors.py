@@ -98,7 +98,8 @@ class Extractors:
             WeightsError: a weight file is missing, damaged or of another model, or a key is
                 unknown.
         """
-        weights, unavailable = check_keys(weights), dict[str, str]()
+        weights = check_keys(weights)
+        unavailable = dict[str, str]()
         by_role = load_extractors(folder, weights, device)
         only_size = by_role[FEATURES].image_size
         if only_size not in (None, image_size):
@@ -196,10 +197,8 @@ def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
     Raises:
         WeightsError: no metric reads the key, or two keys have the same role.
     """
-    given, known = (
-        {key: str(Path(path).expanduser()) for key, path in (weights or {}).items()},
-        weight_keys(),
-    )
+    given = {key: str(Path(path).expanduser()) for key, path in (weights or {}).items()}
+    known = weight_keys()
     for key in given:
         if key not in known:
             raise WeightsError(f"metrics: {unknown_choice(key, known)}")
@@ -224,7 +223,8 @@ def check_weights(
     Raises:
         WeightsError: see `check_keys`.
     """
-    weights, needed = check_keys(weights), required_inputs(metrics)
+    weights = check_keys(weights)
+    needed = required_inputs(metrics)
     problems = {
         key: f"{path}: no such file or folder; check the path"
         for key, path in weights.items()

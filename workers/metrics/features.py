@@ -69,11 +69,13 @@ class SceneFeatures(Extractor):
     exactly those faults.
     """
 
-    name, batch = "scenes", 256
+    name = "scenes"
+    batch = 256
 
     def __init__(self, config: FeatureConfig) -> None:
         super().__init__()
-        self.config, self.width = config, config.dim
+        self.config = config
+        self.width = config.dim
         self.side = self.image_size = config.image_size
         half, detail, quarter, eighth = config.channels
         self.convolutions = nn.Sequential(

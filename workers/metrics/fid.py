@@ -24,7 +24,8 @@ def fid(inputs: MetricInputs) -> Estimate:
     """Frechet distance of the images' features to the real images', at n images: comparable only at
     equal n.
     """
-    features, reference = inputs.column(FEATURES), _reference(inputs)
+    features = inputs.column(FEATURES)
+    reference = _reference(inputs)
     return inputs.cached("fid", lambda _: distance_to_reference(features, reference, inputs.blocks))
 
 
@@ -42,7 +43,8 @@ def fid_debiased(inputs: MetricInputs) -> Estimate:
         MetricUnavailable: there are no more images than channels, where the bias is not of order
             1/n.
     """
-    estimate, channels = fid(inputs), inputs.column(FEATURES).shape[1]
+    estimate = fid(inputs)
+    channels = inputs.column(FEATURES).shape[1]
     if estimate.n <= channels:
         raise MetricUnavailable(
             f"{estimate.n} images cannot fill a covariance of {channels} channels: use more"
@@ -60,7 +62,8 @@ def drift(inputs: MetricInputs) -> Estimate:
     """Frechet distance of the images' features to those of the baseline's images of the same
     captions.
     """
-    features, vanilla = inputs.column(FEATURES), inputs.baseline_column(FEATURES)
+    features = inputs.column(FEATURES)
+    vanilla = inputs.baseline_column(FEATURES)
     # the baseline itself: rounding would give plus or minus 1e-13
     if torch.equal(features, vanilla):
         return Estimate.from_replicates(
@@ -78,11 +81,9 @@ def drift(inputs: MetricInputs) -> Estimate:
 )
 def fid_gain(inputs: MetricInputs) -> Estimate:
     """fid minus the baseline's fid on the same captions, with the paired error."""
-    features, vanilla, reference = (
-        inputs.column(FEATURES),
-        inputs.baseline_column(FEATURES),
-        _reference(inputs),
-    )
+    features = inputs.column(FEATURES)
+    vanilla = inputs.baseline_column(FEATURES)
+    reference = _reference(inputs)
     return difference(features, vanilla, reference, inputs.blocks)
 
 

@@ -117,7 +117,8 @@ class _LeftOutGaussians:
     """
 
     def __init__(self, features: Tensor, blocks: Tensor) -> None:
-        rows, counts = _check_features(features), block_sizes(blocks)
+        rows = _check_features(features)
+        counts = block_sizes(blocks)
         n, dim = rows.shape
         if n - int(counts.max()) < 2:
             raise MetricUnavailable(
@@ -147,7 +148,8 @@ class _LeftOutGaussians:
     def _gaussians(self, rows: range) -> tuple[Tensor, Tensor]:
         """Means [r, d] and covariances [r, d, d] of some rows."""
         part = slice(rows.start, rows.stop)
-        counts, totals = self._counts[part], self._totals[part]
+        counts = self._counts[part]
+        totals = self._totals[part]
         outers = torch.stack(
             [self._outer - self._outers[row - 1] if row else self._outer for row in rows]
         )

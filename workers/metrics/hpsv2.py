@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from transformers import CLIPConfig
 
 KEY = "hpsv2"
-START, STOP = 49406, 49407
+START = 49406
+STOP = 49407
 VIT_H_14: dict[str, Any] = {
     "text_config": {
         "hidden_size": 1024,

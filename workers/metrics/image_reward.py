@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from transformers import BertTokenizer, BlipTextConfig, BlipVisionConfig
 
 KEY = "image_reward"
-_MEAN, _STD, _TEXT_LENGTH = 0.16717362830052426, 1.0333394966054072, 35
+_MEAN = 0.16717362830052426
+_STD = 1.0333394966054072
+_TEXT_LENGTH = 35
 VISION: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
@@ -92,7 +94,8 @@ class ImageReward(nn.Module):
         self.text = BlipTextModel(text, add_pooling_layer=False)
         self.head = LinearHead(text.hidden_size)
         side: Any = vision.image_size
-        self.tokenizer, self.image_size = tokenizer, int(side)
+        self.tokenizer = tokenizer
+        self.image_size = int(side)
 
     @torch.no_grad()
     def rewards(self, images: Tensor, captions: Sequence[str]) -> Tensor:
@@ -134,7 +137,8 @@ def load_image_reward(
     tokenizer = load_tokenizer(
         BertTokenizer, path.parent, ("vocab.txt", "tokenizer.json"), "those of bert-base-uncased"
     )
-    vision, text = vision or BlipVisionConfig(**VISION), text or BlipTextConfig(**TEXT)
+    vision = vision or BlipVisionConfig(**VISION)
+    text = text or BlipTextConfig(**TEXT)
     if len(tokenizer) > text.vocab_size:
         raise WeightsError(
             f"{path.parent}: its tokenizer has {len(tokenizer)} entries, but the model's "

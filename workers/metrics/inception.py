@@ -39,7 +39,9 @@ from workers.metrics.networks import Extractor, load_frozen, register_extractor
 from workers.metrics.pixels import SIDE, clean, squares, stacked, tensorflow_bilinear
 from workers.models.weights import KeyMapping
 
-_WIDTH, _CLASSES, _INPUT_SIZE = 2048, 1008, 299
+_WIDTH = 2048
+_CLASSES = 1008
+_INPUT_SIZE = 299
 # Names in the file and here are the same. Files saved by a newer torch also have batch counters,
 # which are not loaded.
 _KEY_MAPPINGS = (KeyMapping("{...}.num_batches_tracked", None), KeyMapping("{...}", "{...}"))
@@ -179,7 +181,8 @@ class _Mixed(nn.Module):
 
     def __init__(self, inputs: int, plan: _Plan) -> None:
         super().__init__()
-        self.plan, self.channels = plan, 0
+        self.plan = plan
+        self.channels = 0
         for steps in plan.branches:
             width = inputs
             for step in steps:
@@ -218,7 +221,8 @@ class _Mixed(nn.Module):
 class InceptionFeatures(Extractor):
     """2048 features of an image, and the logits of 1008 classes from them."""
 
-    width, side = _WIDTH, SIDE
+    width = _WIDTH
+    side = SIDE
 
     def __init__(self, resize: _Resize = "clean") -> None:
         super().__init__()

@@ -32,7 +32,8 @@ def kernel_distance(
     """
     x, y = features.double(), reference.double()
     counts = block_sizes(blocks)
-    n, size = x.shape[0], counts.numel()
+    n = x.shape[0]
+    size = counts.numel()
     if n - int(counts.max()) < 2 or y.shape[0] < 2:
         raise MetricUnavailable(
             f"{n} images in {size} blocks and {y.shape[0]} real ones are too few for KID"
@@ -76,7 +77,8 @@ def _kid(inputs: MetricInputs) -> Estimate:
     """Kernel distance (unbiased squared MMD, cubic kernel) of the images' features to the real
     images'.
     """
-    features, reference = inputs.column(FEATURES), inputs.reference()
+    features = inputs.column(FEATURES)
+    reference = inputs.reference()
     if reference.features.shape[0] < 2:
         raise MetricUnavailable("KID needs at least 2 real images")
     within = reference.cached("kid", mean_kernel)

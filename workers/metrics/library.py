@@ -39,12 +39,10 @@ from workers.metrics.metric import (
 )
 
 _PACKAGES = ("image", "multimodal")
-_SINGLE, _PAIR, _CAPTIONS, _SETS = (
-    "images",
-    "pairs of images",
-    "images and captions",
-    "sets of images",
-)
+_SINGLE = "images"
+_PAIR = "pairs of images"
+_CAPTIONS = "images and captions"
+_SETS = "sets of images"
 _KINDS: Final[Mapping[tuple[str, ...], str]] = {  # by the parameters of the class's `update`
     **dict.fromkeys([("img",), ("imgs",), ("images",)], _SINGLE),
     **dict.fromkeys([("preds", "target"), ("img1", "img2")], _PAIR),
@@ -61,7 +59,8 @@ _OF_NETWORK = (
     "feature_extractor_weights_path",
     "antialias",
 )
-_CHUNK, _TRIED = 64, 4  # images decoded together; images of a try-out
+_CHUNK = 64  # images decoded together
+_TRIED = 4  # images of a try-out
 State = Mapping[str, Any]
 
 
@@ -113,10 +112,12 @@ def library_metrics(entries: Mapping[str, Mapping[str, Any]]) -> dict[str, Libra
 
 
 def _read(name: str, given: dict[str, Any]) -> LibraryMetric:
-    known, label = classes(), given.pop("torchmetrics")
+    known = classes()
+    label = given.pop("torchmetrics")
     if label not in known:
         raise ConfigError(("torchmetrics",), unknown_choice(label, known))
-    cls, against = known[label], given.pop("against", None)
+    cls = known[label]
+    against = given.pop("against", None)
     updated = list(inspect.signature(cls.update).parameters.values())[1:]
     kind = _KINDS.get(tuple(parameter.name for parameter in updated))
     if kind is None or any("dict" in str(parameter.annotation).lower() for parameter in updated):
@@ -218,7 +219,8 @@ class _Library:
             MetricUnavailable: a network's weights or a library are missing, or torchmetrics refuses
                 these images.
         """
-        blocks, count = inputs.blocks, block_sizes(inputs.blocks).numel()
+        blocks = inputs.blocks
+        count = block_sizes(inputs.blocks).numel()
         values = self.values(inputs, [(blocks == block).nonzero()[:, 0] for block in range(count)])
         return Estimate.from_replicates(torch.tensor(values, dtype=torch.float64), blocks.numel())
 
@@ -250,7 +252,7 @@ class _Library:
                 ]
         except (MetricUnavailable, torch.OutOfMemoryError):
             raise
-        except Exception as error:  # of any class, for sizes or arguments that it cannot have
+        except Exception as error:  # any class, for sizes or arguments that it cannot have
             raise MetricUnavailable(
                 f"{self.cls.__name__}: {' '.join(str(error).split())}"
             ) from error
@@ -323,7 +325,7 @@ def _merged(metric: Any, states: list[State]) -> float:
     metric._update_count = 1
     for state in states:
         metric.merge_state(dict(state))
-    torch.manual_seed(0)  # of classes that shuffle the images
+    torch.manual_seed(0)  # for classes that shuffle the images
     found = metric.compute()
     found = found[0] if isinstance(found, tuple) else found
     if not isinstance(found, Tensor):

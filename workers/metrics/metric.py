@@ -226,7 +226,8 @@ class MetricRegistry(Registry[ComputedMetric]):
             ConfigError: one of them has the name of another metric.
         """
         found = MetricRegistry(self.what, self._package)
-        found._entries, found._modules = dict(self.all()._entries), dict(self._modules)
+        found._entries = dict(self.all()._entries)
+        found._modules = dict(self._modules)
         for name, metric in own.items():
             with at(name):
                 if name in self:

@@ -79,7 +79,8 @@ class ExtractorFactory:
         identity = f"{self.architecture}@{content_hash(path)}"
         with shapes_only() if device.type == "meta" else nullcontext():
             extractor = self.load(path).to(device)
-        extractor.name, extractor.identity = self.key, identity
+        extractor.name = self.key
+        extractor.identity = identity
         return extractor
 
 
@@ -212,7 +213,8 @@ def register_score(
     def compute(inputs: MetricInputs) -> Estimate:
         return block_mean(inputs.column(column), inputs.blocks)
 
-    compute.__module__, compute.__doc__ = load.__module__, about
+    compute.__module__ = load.__module__
+    compute.__doc__ = about
     register_metric(name, direction=direction, unit=unit, needs=(column,))(compute)
 
 

@@ -17,9 +17,11 @@ from workers.data.pictures import centre_square, to_pictures
 
 # generated and real images are first resized to it by Lanczos, as the papers' scripts do
 SIDE = 256
-BICUBIC, BILINEAR = Image.Resampling.BICUBIC, Image.Resampling.BILINEAR
+BICUBIC = Image.Resampling.BICUBIC
+BILINEAR = Image.Resampling.BILINEAR
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation by channel
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 def squares(images: Tensor, side: int | None = SIDE) -> list[Image.Image]:

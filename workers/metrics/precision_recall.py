@@ -31,8 +31,9 @@ from workers.models.weights import KeyMapping
 
 _NEAREST = 3
 _DISTANCES_PER_CHUNK = 1 << 23  # float64: 64 MiB
-_ROUNDING = 1e-7  # of a distance computed by products, relative to the norms of both points
-_WIDTH, _INPUT_SIZE = 4096, 224
+_ROUNDING = 1e-7  # error of a distance computed by products, relative to the norms of both points
+_WIDTH = 4096
+_INPUT_SIZE = 224
 # 2 x 2 max pooling after each
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 # class logits are not needed
@@ -77,7 +78,7 @@ def recall(features: Tensor, blocks: Tensor, reference: Tensor, k: int = _NEARES
         MetricUnavailable: fewer than two blocks, or too few images outside of one for k neighbours.
     """
     sizes = block_sizes(blocks)
-    largest = int(sizes.max())  # of a row's neighbours, at most so many are of one block
+    largest = int(sizes.max())  # at most so many of a row's neighbours are of one block
     nearest = list[Tensor]()
     for rows, distances, neighbours in _nearest(features, k + largest):
         nearest.append(_reaches(distances, blocks[neighbours], blocks[rows], sizes.numel(), k))

@@ -41,7 +41,8 @@ class SweepReference:
         extractors: Extractors,
         image_size: int,
     ) -> None:
-        self._storage, self._by_role = storage, extractors.by_role
+        self._storage = storage
+        self._by_role = extractors.by_role
         self._loaded: dict[str, ReferenceFeatures] = {}
         self.facts: dict[str, Any] | None = None
         if section is not None and FEATURES in self._by_role:
@@ -78,7 +79,8 @@ class SweepReference:
         if not self._loaded and not self._storage.exists(FILE):
             raise ShardError({FILE: f"{self._storage.locate(FILE)}: missing"})
         if not self._loaded:
-            facts, extractors = self.facts, tuple(self._by_role.values())
+            facts = self.facts
+            extractors = tuple(self._by_role.values())
             stored = read_reference(self._storage, FILE, extractors=extractors, fix=_FIX)
             if any(stored.facts[key] != facts[key] for key in ("source", "count", "resize")):
                 raise ValueError(

@@ -22,7 +22,7 @@ from workers.metrics.estimate import MetricUnavailable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CPU_CLOCK: Final = "cpu time"  # of the thread that computes
+CPU_CLOCK: Final = "cpu time"  # CPU time of the thread that computes
 WALL_CLOCK: Final = "wall clock"
 EAGER: Final = ", without CUDA graphs"  # the end of a GPU's name
 LATER: Final = "time"  # in the place of a session's worker, if it was timed after the sweep
@@ -168,7 +168,8 @@ def read_session(storage: Storage, name: str) -> TimedSession:
     device = Device(
         metadata["timed_on"], metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0
     )
-    vanilla, is_later = next(iter(configs.values())), metadata.get("worker") == LATER
+    vanilla = next(iter(configs.values()))
+    is_later = metadata.get("worker") == LATER
     return TimedSession(device, metadata["started"], vanilla, readings, is_later)
 
 
@@ -201,7 +202,8 @@ class PriceList:
 
     def __init__(self, sessions: Iterable[TimedSession] = (), problems: Sequence[str] = ()) -> None:
         ordered = sorted(sessions, key=lambda session: session.started)
-        self.problems, self.sessions = tuple(problems), len(ordered)
+        self.problems = tuple(problems)
+        self.sessions = len(ordered)
         found: dict[Device, dict[int, list[Session]]] = {}
         vanilla: dict[Device, DecodingConfig] = {}
         shapes: dict[Device, set[Hashable]] = {}  # timed during the sweep

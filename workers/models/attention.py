@@ -36,7 +36,8 @@ def attend(
     to the query. scale: of the scores; None: 1 / sqrt(C).
     """
     (rows, heads, queries, channels), kv_heads = q.shape, k.shape[1]
-    scale, width = channels**-0.5 if scale is None else scale, aligned(channels)
+    scale = channels**-0.5 if scale is None else scale
+    width = aligned(channels)
     q, k, v = (x if x.shape[3] == width else F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
     if heads == kv_heads or mask is None:
         is_grouped = heads != kv_heads
@@ -44,7 +45,8 @@ def attend(
             q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=is_grouped, scale=scale
         )
     else:  # the heads of a group, which share keys, as more queries of one head
-        q, mask = q.reshape(rows, kv_heads, -1, width), mask.repeat(1, 1, heads // kv_heads, 1)
+        q = q.reshape(rows, kv_heads, -1, width)
+        mask = mask.repeat(1, 1, heads // kv_heads, 1)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).view(
             rows, heads, queries, width
         )

@@ -35,12 +35,10 @@ class KVCache:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.capacity, self.columns, self.kv_heads, self.head_dim = (
-            rows,
-            columns,
-            kv_heads,
-            aligned(head_dim),
-        )
+        self.capacity = rows
+        self.columns = columns
+        self.kv_heads = kv_heads
+        self.head_dim = aligned(head_dim)
         self._block = torch.zeros(
             layers, 2, rows * columns, kv_heads * self.head_dim, dtype=dtype, device=device
         )
@@ -49,7 +47,8 @@ class KVCache:
 
     def resize(self, rows: int) -> None:
         """Use the first `rows` sequences of the block, at most `capacity`."""
-        self.rows, self._first = rows, self._starts[:rows]
+        self.rows = rows
+        self._first = self._starts[:rows]
         self.storage = self._block[:, :, : rows * self.columns]
         self.by_position = [layer.unbind() for layer in self.storage]
         heads = self._by_row().view(
@@ -118,7 +117,8 @@ class CacheView:
         [R, kv_heads, span, head_dim].
         """
         if missing := self.cache.head_dim - keys.shape[3]:
-            keys, values = pad(keys, (0, missing)), pad(values, (0, missing))
+            keys = pad(keys, (0, missing))
+            values = pad(values, (0, missing))
         for stored, new in zip(self.cache.by_position[layer], (keys, values), strict=True):
             stored.index_copy_(0, self.flat, new.reshape(-1, stored.shape[1]))
         if self.span is None:

@@ -166,7 +166,8 @@ def describe_contents(tensors: Mapping[str, Tensor]) -> str:
     """What the file of tensors is, by their names, with the fix if this project does not read it,
     and which of its state dicts they are: sentences to append, or nothing.
     """
-    layout, part = find_layout(tensors), tensors.part if isinstance(tensors, Tensors) else ""
+    layout = find_layout(tensors)
+    part = tensors.part if isinstance(tensors, Tensors) else ""
     kind = "" if layout is None else f". By its names the file is {layout.kind}"
     fix = f": {layout.fix}" if layout and layout.fix else ""
     return f"{kind}{fix}" + (f". Of the file, {part}" if part else "")
@@ -365,7 +366,8 @@ def _pickled(path: Path) -> Tensors:
             )
     except Exception as error:  # a damaged pickle stream can raise any exception
         raise WeightsError(f"{path}: {_diagnose_pickle(path, error)}") from error
-    keys, others = [], []
+    keys = []
+    others = []
     while isinstance(loaded, dict) and (key := _state_dict_key(path, loaded)) is not None:
         keys.append(str(key))
         others += [

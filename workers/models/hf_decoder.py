@@ -164,7 +164,8 @@ def decoder_config(
             "supported"
         )
     try:
-        dim, heads = int(keys["hidden_size"]), int(keys["num_attention_heads"])
+        dim = int(keys["hidden_size"])
+        heads = int(keys["num_attention_heads"])
         return TransformerConfig(
             dim=dim,
             n_layers=int(keys["num_hidden_layers"]),

@@ -46,7 +46,8 @@ def load_pretrained(
     """
     folder = Path(folder)
     keys = read_json_object(folder / "config.json")
-    found, expected = keys.get("model_type"), model_class.config_class.model_type
+    found = keys.get("model_type")
+    expected = model_class.config_class.model_type
     if foreign := FOREIGN_CONFIGS.get(str(found)):
         raise WeightsError(f"{folder / 'config.json'}: {foreign.kind}: {foreign.fix}")
     if found != expected:
@@ -111,11 +112,9 @@ def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[s
     renamed: if names are both missing and unknown, the library may rename old ones while it loads,
     and neither is reported.
     """
-    slots, tied, ignored = (
-        model.state_dict(),
-        model._tied_weights_keys,
-        model._keys_to_ignore_on_load_unexpected,
-    )
+    slots = model.state_dict()
+    tied = model._tied_weights_keys
+    ignored = model._keys_to_ignore_on_load_unexpected
     missing = [name for name in slots if name not in tensors and name not in (tied or ())]
     extra = [
         name
@@ -123,7 +122,8 @@ def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[s
         if name not in slots and not any(re.search(k, name) for k in ignored or ())
     ]
     if renamed and missing and extra:
-        missing, extra = [], []
+        missing = []
+        extra = []
     sizes = [name for name in slots if name in tensors and tensors[name].shape != slots[name].shape]
     return {"missing_keys": missing, "unexpected_keys": extra, "mismatched_keys": sizes}
 
@@ -136,7 +136,8 @@ def _silent_library() -> Iterator[None]:
     from transformers.utils import logging as library
 
     logging: Any = library
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

@@ -56,9 +56,11 @@ class PackedLinear(nn.Linear):
         which shows changes.
         """
         if weight.is_inference():
-            self._packed_from, self._packed = (None, 0), None
+            self._packed_from = (None, 0)
+            self._packed = None
         else:
-            self._packed_from, self._packed = (weight, weight._version), pack(weight)
+            self._packed_from = (weight, weight._version)
+            self._packed = pack(weight)
 
     def __getstate__(self) -> dict[str, Any]:
         """What is copied or pickled: packed weights have no bytes of their own."""

@@ -98,7 +98,8 @@ class Target(nn.Module):
             )
         self.name = name
         self.transformer = transformer
-        self.embed, self.head = transformer.embed, transformer.head
+        self.embed = transformer.embed
+        self.head = transformer.head
         self.conditioner = conditioner
         self.codec = codec
         self.sampling = sampling

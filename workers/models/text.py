@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from workers.models.checkpoint_files import WeightsError
 from workers.models.hf_files import HFTokenizer, load_pretrained
 
-CAPTION_TOKENS = 120  # of LlamaGen's prompts
+CAPTION_TOKENS = 120  # tokens of LlamaGen's prompts
 _CACHE_SIZE = 128  # captions; flan-t5-xl's features take half a megabyte each in bfloat16
 
 

@@ -143,7 +143,9 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 class Attention(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.channels = config.n_heads, config.kv_heads, config.channels
+        self.heads = config.n_heads
+        self.kv_heads = config.kv_heads
+        self.channels = config.channels
         self.wqkv = PackedLinear(
             config.dim, (self.heads + 2 * self.kv_heads) * self.channels, bias=False
         )
@@ -158,13 +160,15 @@ class Attention(nn.Module):
         projected = self.wqkv(x)
         heads = projected.view(*projected.shape[:2], -1, self.channels)
         rotated = self.heads + self.kv_heads
-        qk, v = heads[:, :, :rotated], heads[:, :, rotated:]
+        qk = heads[:, :, :rotated]
+        v = heads[:, :, rotated:]
         if self.q_norm is not None and self.k_norm is not None:
             qk = torch.cat(
                 [self.q_norm(qk[:, :, : self.heads]), self.k_norm(qk[:, :, self.heads :])], dim=2
             )
         qk = rotate(qk, factors)
-        q, k = qk[:, :, : self.heads], qk[:, :, self.heads :]
+        q = qk[:, :, : self.heads]
+        k = qk[:, :, self.heads :]
         return q, k, v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
@@ -247,12 +251,15 @@ class Body(nn.Module, ABC):
     config: TransformerConfig
     # a pass does the same for all values of its inputs: CUDA graphs can hold it
     capturable: ClassVar[bool] = False
-    embed: nn.Embedding | None  # of the image's codes; None: a drafter that uses the target's
+    embed: (
+        nn.Embedding | None
+    )  # embeddings of the image's codes; None: a drafter that uses the target's
     head: nn.Module | None
 
     def new_cache(self, rows: int, columns: int) -> KVCache:
         """An empty cache that fits this model, on its device and in its dtype."""
-        config, weight = self.config, next(self.parameters())
+        config = self.config
+        weight = next(self.parameters())
         return KVCache(
             config.n_layers,
             rows,

@@ -194,7 +194,8 @@ class CodecSide(nn.Module):
 
     def __init__(self, config: VQConfig, *, down: bool) -> None:
         super().__init__()
-        self.down, last = down, len(config.widths) - 1
+        self.down = down
+        last = len(config.widths) - 1
         widths = (
             (config.channels, *config.widths)
             if down
@@ -268,7 +269,8 @@ class VQModel(nn.Module):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = CodecSide(config, down=True), CodecSide(config, down=False)
+        self.encoder = CodecSide(config, down=True)
+        self.decoder = CodecSide(config, down=False)
         self.quantize = Quantizer(config)
         self.quant_conv = nn.Conv2d(config.z_channels, config.code_dim, 1)
         self.post_quant_conv = nn.Conv2d(config.code_dim, config.z_channels, 1)
@@ -383,7 +385,8 @@ def infer_config(
         )
 
     try:
-        channels, blocks = tensors["encoder.conv_in.weight"].shape[0], count(f"{down}.0.{block}")
+        channels = tensors["encoder.conv_in.weight"].shape[0]
+        blocks = count(f"{down}.0.{block}")
         widths = [
             tensors[f"{down}.{level}.{block}.0.conv1.weight"].shape[0]
             for level in range(count(down))

@@ -212,7 +212,8 @@ def load_weights(
             `check_dtypes`) or shapes, or values that are not finite. The module must not be used
             then.
     """
-    slots, names = module.state_dict(keep_vars=True), set(tensors)
+    slots = module.state_dict(keep_vars=True)
+    names = set(tensors)
     found = {slot: _find_sources(slot, mappings, names) for slot in slots}
     used = {source for _, sources in found.values() for source in sources}
     floating = {
@@ -243,7 +244,8 @@ def load_weights(
         raise WeightsError(f"{where}: {_mismatch(missing, extra, tensors)}")
     values = {}
     for target, (merge, sources) in found.items():
-        slot, label = slots[target], " + ".join(sources)
+        slot = slots[target]
+        label = " + ".join(sources)
         parts = [with_wide_floats(tensors[name]) for name in sources]
         value = merge(parts) if merge else parts[0] if len(parts) == 1 else torch.cat(parts)
         if value.shape != slot.shape:

@@ -27,7 +27,9 @@ Kind = tuple[str, str]  # kinds of drafter and tree
 
 # standard deviations that cross-validation chooses among: of offsets, of slopes, of what the line
 # does not explain
-_OFFSETS, _SLOPES, _NOISES = (0.003, 0.01, 0.03, 0.1), (0.03, 0.1, 0.3), (0.003, 0.01, 0.02, 0.04)
+_OFFSETS = (0.003, 0.01, 0.03, 0.1)
+_SLOPES = (0.03, 0.1, 0.3)
+_NOISES = (0.003, 0.01, 0.02, 0.04)
 
 
 class Observation(NamedTuple):
@@ -112,10 +114,8 @@ class Correction:
         """
         if config.is_vanilla:
             return prediction
-        length, excess = (
-            prediction.mean_accepted_length,
-            np.array([prediction.values["excess"].value]),
-        )
+        length = prediction.mean_accepted_length
+        excess = np.array([prediction.values["excess"].value])
         kind = (_kind(config),)
         shared = _covariance(kind, excess, self.kinds, self.excess, self.scales)[0]
         own = float(_covariance(kind, excess, kind, excess, self.scales)[0, 0])

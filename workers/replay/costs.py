@@ -80,7 +80,8 @@ class CostModel:
         }
         if not group:
             raise KeyError(_group(config))
-        sizes, costs = [_terms(other) for other in group], list(group.values())
+        sizes = [_terms(other) for other in group]
+        costs = list(group.values())
         weights = _terms(config) @ np.linalg.pinv(np.array(sizes))  # weights of the timed costs
         rates = [cost.per_pass for cost in costs]
         per_pass = float(np.clip(weights @ rates, min(rates), max(rates)))
@@ -96,10 +97,8 @@ def speedup(
     The errors of the accepted length and of both costs are taken as independent.
     """
     passes = (tokens - 1) / accepted_length.value
-    own, baseline = (
-        cost.prefill + passes * cost.per_pass,
-        vanilla.prefill + (tokens - 1) * vanilla.per_pass,
-    )
+    own = cost.prefill + passes * cost.per_pass
+    baseline = vanilla.prefill + (tokens - 1) * vanilla.per_pass
     relative = (
         passes * cost.per_pass / own * accepted_length.error / accepted_length.value,
         passes * cost.error / own,

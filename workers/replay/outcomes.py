@@ -103,13 +103,17 @@ class _Siblings:
         omegas: Tensor,
         costs: bool,
     ) -> None:
-        self.steps, self.rule, self.tables = steps, rule, tables
-        self.eligible, self.omegas = eligible, omegas
+        self.steps = steps
+        self.rule = rule
+        self.tables = tables
+        self.eligible = eligible
+        self.omegas = omegas
         self.step = torch.arange(len(steps), device=eligible.device).repeat_interleave(
             steps.inner.shape[1]
         )
         self.children = steps.children.flatten(0, 1)
-        self.residual, self.proposal = steps.target.flatten(0, 1), None
+        self.residual = steps.target.flatten(0, 1)
+        self.proposal = None
         if steps.proposal is not None:
             self.proposal = steps.proposal.flatten(0, 1)
         self.ranks = steps.children.shape[2]
@@ -133,8 +137,12 @@ class _Siblings:
         is_tested = (child >= 0) & self.eligible[self.step, child.clamp(min=0)]
         self.tested |= is_tested
         rows = (is_tested & (self.open > 0)).nonzero()[:, 0]
-        step, node, rule = self.step[rows], child[rows], self.rule
-        x, omega, r = self.steps.tokens[step, node], self.omegas[step, node], self.residual[rows]
+        step = self.step[rows]
+        node = child[rows]
+        rule = self.rule
+        x = self.steps.tokens[step, node]
+        omega = self.omegas[step, node]
+        r = self.residual[rows]
         p = None if self.proposal is None else self.proposal[rows]
         tables = self._ranked_tables(rank, rows)
         mass = rule.neighbourhood.mass(r, p, x, tables)
@@ -181,7 +189,8 @@ class _Siblings:
             return self.bias
         rows = self.tested.nonzero()[:, 0]
         probs = self.open[rows, None] * self.residual[rows]
-        step, drafted = self.step[rows, None], self.children[rows].clamp(min=0)
+        step = self.step[rows, None]
+        drafted = self.children[rows].clamp(min=0)
         probs.scatter_add_(
             1,
             self.steps.tokens[step, drafted],
@@ -207,9 +216,11 @@ def _along_paths(
     row = torch.arange(count, device=siblings.accept.device)[:, None]
     reach = torch.zeros(count, nodes + 1, device=row.device)  # by slot
     reach[:, 0] = 1
-    excess, distance = torch.zeros_like(reach), torch.zeros(count, device=row.device)
+    excess = torch.zeros_like(reach)
+    distance = torch.zeros(count, device=row.device)
     for index in range(steps.inner.shape[1]):  # parents come first
-        child, drafted = steps.children[:, index].clamp(min=0), steps.children[:, index] >= 0
+        child = steps.children[:, index].clamp(min=0)
+        drafted = steps.children[:, index] >= 0
         slot = torch.where(drafted, child + 1, 0)
         at_slot = reach[row, steps.inner[:, index, None]]
         distance += at_slot[:, 0] * total_variation[:, index]

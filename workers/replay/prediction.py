@@ -25,10 +25,8 @@ from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.recording import RecordedSteps
 from workers.replay.subtrees import subtree
 
-LENGTH, MEASURES = (
-    "mean_accepted_length",
-    ("total_variation", "excess", "code_distance", "surprise"),
-)
+LENGTH = "mean_accepted_length"
+MEASURES = ("total_variation", "excess", "code_distance", "surprise")
 QUANTITIES = (LENGTH, *MEASURES)
 
 
@@ -106,7 +104,8 @@ def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: in
     Raises:
         MetricUnavailable: fewer than two blocks.
     """
-    blocks, rows = block_sizes(block).numel(), int(image_row.max()) + 1
+    blocks = block_sizes(block).numel()
+    rows = int(image_row.max()) + 1
     columns = [
         torch.ones_like(outcomes.emitted),
         outcomes.emitted,
@@ -144,7 +143,8 @@ def _per_token(sums: Tensor) -> Tensor:
     """Passes and measures per token [n, 1 + measures], from sums over steps [n, rows, 2 +
     measures].
     """
-    steps, emitted = sums[..., :1], sums[..., 1:2]
+    steps = sums[..., :1]
+    emitted = sums[..., 1:2]
     started = steps > 0  # a row in which no step starts counts as the others do
     parts = torch.where(started, torch.cat([steps, sums[..., 2:]], dim=-1) / emitted, 0.0)
     mean: Tensor = parts.sum(1) / started.sum(1)

@@ -134,7 +134,8 @@ def read_predictions(table: pa.Table, captions: int) -> list[PredictedSetting]:
 
 def _time(replayer: Replayer, config: DecodingConfig, batch: int) -> ImageCost:
     """The cost of a setting on two batches of images, after one image that is not timed."""
-    engine, requests = replayer.engine(config, batch), replayer.requests
+    engine = replayer.engine(config, batch)
+    requests = replayer.requests
     list(engine.run(requests[:1]))
     _, _, results = time_images(
         lambda requests: list(engine.run(requests)), requests[: 2 * batch], engine.device

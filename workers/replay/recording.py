@@ -113,7 +113,9 @@ class StepRecorder:
     """
 
     def __init__(self, sampling: Sampling, codebook: Tensor, share: float = 1.0) -> None:
-        self._sampling, self._codebook, self._share = sampling, codebook.float(), share
+        self._sampling = sampling
+        self._codebook = codebook.float()
+        self._share = share
         self._parts: list[RecordedSteps] = []
 
     def __call__(self, batch: Batch, tree: DraftTree, logits: Tensor) -> None:
@@ -144,7 +146,8 @@ def _steps(
     proposal = None
     if tree.probs is not None and tree.probs_index is not None:
         proposal = tree.probs[row, tree.probs_index.expand(batch.size, -1)[row, inner]]
-    node, target = children[row, inner], to_probs(logits[row, inner], sampling)
+    node = children[row, inner]
+    target = to_probs(logits[row, inner], sampling)
     code_distance, surprise = _node_measures(tree.tokens, node, target, codebook)
     return RecordedSteps(
         image=batch.keys,
@@ -173,7 +176,8 @@ def _node_measures(
     """
     batch, nodes = tokens.shape
     x = tokens.gather(1, children.clamp(min=0).flatten(1)).view_as(children)
-    squares, logs = codebook.square().sum(1), target.clamp_min(torch.finfo(target.dtype).tiny).log()
+    squares = codebook.square().sum(1)
+    logs = target.clamp_min(torch.finfo(target.dtype).tiny).log()
     products = (codebook[x] * (target @ codebook)[:, :, None]).sum(-1)
     distance = squares[x] - 2 * products + (target @ squares)[..., None]
     surprise = (target * logs).sum(-1, keepdim=True) - logs.gather(2, x)

@@ -112,13 +112,11 @@ class Replayer:
         batch: int = 32,
         max_steps: int = MAX_STEPS,
     ) -> None:
-        self.models, self.requests, self.seed, self.batch, self.max_steps = (
-            models,
-            requests,
-            seed,
-            batch,
-            max_steps,
-        )
+        self.models = models
+        self.requests = requests
+        self.seed = seed
+        self.batch = batch
+        self.max_steps = max_steps
         self._recordings: dict[RecordingKey, list[Recording]] = {}
 
     def record(self, configs: Iterable[DecodingConfig]) -> None:
@@ -146,10 +144,8 @@ class Replayer:
         """
         if config.is_vanilla:
             return Prediction.vanilla(len(self.requests))
-        recordings, tables = (
-            self._recordings[recording_key(config)],
-            build_tables(config, self.models.target),
-        )
+        recordings = self._recordings[recording_key(config)]
+        tables = build_tables(config, self.models.target)
         if config.drafter.keeps_window:
             return predict_window(recordings, config, tables)
         (recording,) = recordings

@@ -38,11 +38,10 @@ def simulate(
     outcomes_of: the outcomes of the recorded steps with the tree of one of the policy's sizes.
     """
     keys, nearest = nearest_steps(steps, grid)
-    keys, nearest = keys.repeat(_REPLICAS), nearest.repeat(_REPLICAS, 1)
-    replica, device = (
-        torch.arange(len(keys), device=keys.device) // (len(keys) // _REPLICAS),
-        keys.device,
-    )
+    keys = keys.repeat(_REPLICAS)
+    nearest = nearest.repeat(_REPLICAS, 1)
+    replica = torch.arange(len(keys), device=keys.device) // (len(keys) // _REPLICAS)
+    device = keys.device
     keys = rng.bits(keys, replica, rng.Purpose.RECORD, torch.ones_like(replica))
     widest = min(max(size.width for size in policy.sizes), steps.target.shape[2])
     sizes: SizeMap = load_object(policy.size_map)(policy, grid.cols, widest)

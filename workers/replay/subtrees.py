@@ -102,7 +102,8 @@ def subtree(
         if recorded.contains(policy.sizes[0]):
             return _dynamic_nodes(steps, policy.sizes[0]), levels
     elif policy.fixed is not None and recorded.fixed is not None:
-        paths, own = recorded.fixed.tree.paths, set(policy.fixed.tree.paths)
+        paths = recorded.fixed.tree.paths
+        own = set(policy.fixed.tree.paths)
         if own <= set(paths) and policy.fixed.sampled == recorded.fixed.sampled:
             nodes = torch.tensor([path in own for path in paths], device=levels.device)
             return nodes.expand(len(steps), -1), levels
@@ -118,14 +119,16 @@ def _dynamic_nodes(steps: RecordedSteps, size: TreeSize) -> Tensor:
     """
     assert steps.scores is not None, "a dynamic tree is recorded with its scores"
     count, nodes = steps.tokens.shape
-    row, drafted = torch.arange(count, device=steps.tokens.device)[:, None], steps.depth > 0
+    row = torch.arange(count, device=steps.tokens.device)[:, None]
+    drafted = steps.depth > 0
     no_slot = nodes + 1
     # by slot
     children_of = steps.children.new_full((count, no_slot + 1, steps.children.shape[2]), -1)
     # smaller trees are padded
     slots = torch.where((steps.children >= 0).any(2), steps.inner, no_slot)
     children_of[row, slots] = steps.children
-    candidates, expanded = torch.zeros_like(drafted), torch.zeros_like(row).expand(count, 1)
+    candidates = torch.zeros_like(drafted)
+    expanded = torch.zeros_like(row).expand(count, 1)
     for _ in range(size.depth):
         children = children_of[row, expanded][..., : size.width].flatten(1)
         level = drafted.new_zeros(count, nodes + 1)  # the last column takes what is no node
@@ -222,11 +225,13 @@ class NestedDrafting(DynamicTree):
         members = torch.cat([level.members for level in levels], 2)
         sizes = torch.tensor([level.tokens.shape[1] for level in levels], device=tokens.device)
         depth = torch.arange(1, len(levels) + 1, device=tokens.device).repeat_interleave(sizes)
-        trees, kept = list(self.depths), torch.zeros_like(tokens, dtype=torch.bool)
+        trees = list(self.depths)
+        kept = torch.zeros_like(tokens, dtype=torch.bool)
         for deepest, width, nodes in self.sizes:
             kept |= surest(scores, members[:, trees.index(width)] & (depth <= deepest), nodes)
         order, _ = _first(surest(scores, kept, self.max_nodes))
-        parents, root = parents.gather(1, order), tokens.shape[1]
+        parents = parents.gather(1, order)
+        root = tokens.shape[1]
         candidates = tokens, scores.masked_fill(~kept, -torch.inf)
         drafted = torch.full_like(order[:, 0], len(levels))
         parents = torch.where(parents < 0, root, parents)

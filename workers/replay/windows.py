@@ -87,7 +87,8 @@ def relaxed_weight(speeds: tuple[float, float], emitted: tuple[float, float]) ->
     """The weight of the relaxed recording at a rule's own speed. speeds: of the exact rule's
     recording and the relaxed one's. emitted: tokens per pass of the rule over both.
     """
-    between, change = math.log(speeds[1] / speeds[0]), math.log(emitted[1] / emitted[0])
+    between = math.log(speeds[1] / speeds[0])
+    change = math.log(emitted[1] / emitted[0])
     # log speed = log emitted[0] + weight * change, and weight = (log speed - log speeds[0]) /
     # between
     slack = between - change

@@ -11,7 +11,8 @@ from search_spaces.trial import DecodingConfig
 from workers.loading.dry_run import footprint
 from workers.loading.models import Models
 
-MAX_ON_CPU, MAX_ON_GPU = 32, 128
+MAX_ON_CPU = 32
+MAX_ON_GPU = 128
 IMAGES_PER_DECODE = 64  # decoded from tokens together; fewer where memory runs out
 
 

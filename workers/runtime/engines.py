@@ -40,7 +40,9 @@ class Engines:
     """
 
     def __init__(self, models: Models, seed: int, is_cancelled: Callable[[], bool]) -> None:
-        self.models, self.seed, self.is_cancelled = models, seed, is_cancelled
+        self.models = models
+        self.seed = seed
+        self.is_cancelled = is_cancelled
         self.capabilities = Capabilities.of(models)
         self._engines: OrderedDict[DecodingConfig, CancellableEngine] = OrderedDict()
 

@@ -70,11 +70,13 @@ class LoadedSweep:
     def __init__(self, spec: WorkerSpec) -> None:
         load_plugins()  # before the weights: one may be missing on this machine
         self.metrics = METRICS.including(library_metrics(spec.torchmetrics))
-        self.spec, self.storage = spec, _open_store(spec)
+        self.spec = spec
+        self.storage = _open_store(spec)
         self.earlier = [found for plain in spec.earlier if (found := EarlierImages.open(plain))]
         self.device = pick_device(spec.device)
         memory = limit_memory(self.device, spec.gpu_share)
-        self._memory, self._batches = memory, dict[DecodingConfig, int]()
+        self._memory = memory
+        self._batches = dict[DecodingConfig, int]()
         self._entry = entry = (
             folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
         )
@@ -156,10 +158,8 @@ class LoadedSweep:
         if self._memory is None:
             return automatic_batch(self.models, config, None)
         with collect_notes():  # loading reported them
-            shapes, nets = (
-                shape_only_models(self._entry, target.dtype),
-                sum(metric_bytes(self._entry).values()),
-            )
+            shapes = shape_only_models(self._entry, target.dtype)
+            nets = sum(metric_bytes(self._entry).values())
         return automatic_batch(shapes, config, self._memory - nets)
 
     def score(self, results: list[Result]) -> ImageScores:

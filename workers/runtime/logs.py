@@ -39,7 +39,8 @@ def open_log(storage: Storage, worker: str) -> logging.Logger:
     Raises:
         OSError: the file cannot be written, or is a link out of the folder.
     """
-    logger, root = logging.getLogger(_LOGGER), logging.getLogger()
+    logger = logging.getLogger(_LOGGER)
+    root = logging.getLogger()
     for handler in [entry for entry in root.handlers if isinstance(entry, _WorkerHandler)]:
         root.removeHandler(handler)
         handler.close()
@@ -85,7 +86,8 @@ def describe_task(task: Mapping[str, Any], captions: Mapping[str, Any] | None = 
 
     captions: the worker's specification of them; the description then names their source.
     """
-    kind, config = task.get("kind"), task.get("config") or {}
+    kind = task.get("kind")
+    config = task.get("config") or {}
     span = (
         f" of captions {task['start']} to {task['stop'] - 1}"
         if "start" in task and "stop" in task

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-RESERVED_BYTES = 1 << 30  # of a GPU, by each process: CUDA's context and fragmentation
+RESERVED_BYTES = 1 << 30  # each process's share of a GPU: CUDA's context and fragmentation
 
 _Item = TypeVar("_Item")
 _Output = TypeVar("_Output")
@@ -101,7 +101,9 @@ def format_bytes(count: float | None) -> str:
     """A number of bytes in powers of 1024, such as "1.5 GiB"; "unknown" for None."""
     if count is None:
         return "unknown"
-    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    value = float(count)
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while value >= 1024 and len(units) > 1:
-        value, units = value / 1024, units[1:]
+        value = value / 1024
+        units = units[1:]
     return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"

@@ -20,7 +20,7 @@ from workers.metrics.extractors import Extractors
 from workers.models.target import Target
 
 CAPTIONS = 2
-_VALUES = 64  # of each output
+_VALUES = 64  # compared values of each output
 
 
 def measure_numerics(
@@ -73,7 +73,8 @@ def max_difference(first: Mapping[str, Any], other: Mapping[str, Any]) -> float:
         return 0.0
     differences = []
     for name in ("logits", "features"):
-        ours, theirs = torch.tensor(first[name]), torch.tensor(other[name])
+        ours = torch.tensor(first[name])
+        theirs = torch.tensor(other[name])
         if ours.shape != theirs.shape:
             return float("inf")
         if ours.numel():

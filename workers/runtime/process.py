@@ -31,7 +31,8 @@ _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _LOAD = Path("/proc/loadavg")
 
 # Parameters of mallopt(3).
-_MMAP_MAX, _TRIM_THRESHOLD = -4, -1
+_MMAP_MAX = -4
+_TRIM_THRESHOLD = -1
 # Freed memory that is kept at the end of the heap; more goes back to the system.
 _KEPT_BYTES = (1 << 31) - 1
 # Environment of child processes. One arena: others would return large blocks to the system.

@@ -77,7 +77,8 @@ def time_session(
         )
 
     while True:
-        device, started = this_device(target.device), datetime.now(UTC).isoformat()
+        device = this_device(target.device)
+        started = datetime.now(UTC).isoformat()
         rows = [row for batch in session.batches for row in time_batches(batch)]
         # otherwise graphs were given up: some settings had them, some not
         if this_device(target.device) == device:

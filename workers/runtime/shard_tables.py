@@ -83,7 +83,8 @@ def quality_table(
         ValueError: another number of features or scores than images, or a feature that is not
             finite in float16.
     """
-    requests, statistics = [r.request for r in results], [r.statistics for r in results]
+    requests = [r.request for r in results]
+    statistics = [r.statistics for r in results]
     columns = {
         "caption_id": [request.caption_id for request in requests],
         "caption": [request.caption for request in requests],

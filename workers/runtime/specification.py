@@ -44,5 +44,6 @@ class WorkerSpec:
         """What is loaded, for people."""
         if self.models is None:
             return "builtin"
-        name, where = self.models["name"], self.models["where"]
+        name = self.models["name"]
+        where = self.models["where"]
         return f"{name} ({where})" if where else name

@@ -38,10 +38,12 @@ def time_images(
 
     def run() -> tuple[float, float, list[Result]]:
         synchronize(device)
-        wall, cpu = time.perf_counter(), time.thread_time()
+        wall = time.perf_counter()
+        cpu = time.thread_time()
         results = generate(requests)
         synchronize(device)
-        wall, cpu = time.perf_counter() - wall, time.thread_time() - cpu
+        wall = time.perf_counter() - wall
+        cpu = time.thread_time() - cpu
         return cpu if device.type == "cpu" else wall, wall, results
 
     return run_until_replayed(run)
@@ -78,7 +80,8 @@ def time_in_turn(
     batch; `prefill`, the part of `seconds` before the first pass; `passes`, the engine's steps
     after that.
     """
-    order, rng = list(settings), random.Random(seed)
+    order = list(settings)
+    rng = random.Random(seed)
     for generate in settings.values():
         generate(batches[0])
         advance()

@@ -21,8 +21,12 @@ from workers.scenes.captions import BACKGROUND_COLOURS, COLOURS, SHAPES, SLOT_IN
 IMAGE_SIZE = 48
 GRAIN = 0.026  # standard deviation of the grain, in units of the [0, 1] range
 _OUTLINE = 1.1  # pixels
-_RADIUS_ALONE, _RADIUS_PAIR = (8.0, 14.0), (6.5, 10.0)  # pixels; small, large
-_OFF_CENTRE, _PAIR_OFFSET = 8, 12  # pixels from the middle of the image
+# Pixels: small, large.
+_RADIUS_ALONE = (8.0, 14.0)
+_RADIUS_PAIR = (6.5, 10.0)
+# Pixels from the middle of the image.
+_OFF_CENTRE = 8
+_PAIR_OFFSET = 12
 
 _RGB = {
     "red": (0.86, 0.12, 0.14),
@@ -52,11 +56,9 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-_GOLDEN, _MIX_1, _MIX_2 = (
-    _signed(0x9E3779B97F4A7C15),
-    _signed(0xBF58476D1CE4E5B9),
-    _signed(0x94D049BB133111EB),
-)
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _mix(z: Tensor) -> Tensor:
@@ -127,7 +129,8 @@ def render(attributes: Tensor, seed: int, indices: range | Tensor, *, grain: boo
     """
     index = torch.as_tensor(indices, dtype=torch.int64, device=attributes.device)
     if attributes.dim() != 2 or attributes.shape != (len(index), len(SLOTS)):
-        shape, needed = list(attributes.shape), [len(index), len(SLOTS)]
+        shape = list(attributes.shape)
+        needed = [len(index), len(SLOTS)]
         raise ValueError(
             f"render: attributes have shape {shape} for {len(index)} indices; needed: {needed}"
         )
@@ -174,7 +177,8 @@ def _draw_background(rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
     )
     # Integer phases: the edges of stripes and checks lie between pixels, so they are sharp without
     # anti-aliasing.
-    shift_x, shift_y = (v[:, 1] * 16).floor(), (v[:, 2] * 16).floor()
+    shift_x = (v[:, 1] * 16).floor()
+    shift_y = (v[:, 2] * 16).floor()
     across = torch.where(v[:, 3] < 0.5, x + shift_x, y + shift_y)
     stripes = 1 - 2 * ((across / 4).floor() % 2)
     checks = 1 - 2 * ((((x + shift_x) / 8).floor() + ((y + shift_y) / 8).floor()) % 2)
@@ -192,7 +196,8 @@ def _draw_background(rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
 def _draw_objects(image: Tensor, rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
     """Draws the second object, then the first; u [n, 4] uniforms place them (whole pixels)."""
     middle = IMAGE_SIZE / 2
-    relation, position = rows[:, SLOT_INDEX["relation"]], rows[:, SLOT_INDEX["position"]]
+    relation = rows[:, SLOT_INDEX["relation"]]
+    position = rows[:, SLOT_INDEX["position"]]
     # x, y
     off = (
         torch.tensor([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], device=rows.device)[position]
@@ -286,7 +291,8 @@ def _shape_distance(name: str, x: Tensor, y: Tensor) -> Tensor:
     angle = torch.atan2(x, -y).remainder(2 * tenth)
     angle = torch.minimum(angle, 2 * tenth - angle)
     radius = torch.hypot(x, y)
-    tip, corner = 1.12, (0.50 * math.cos(tenth), 0.50 * math.sin(tenth))
+    tip = 1.12
+    corner = (0.50 * math.cos(tenth), 0.50 * math.sin(tenth))
     normal = (corner[1], tip - corner[0])
     length = math.hypot(*normal)
     return (

@@ -101,12 +101,11 @@ def slots(target: Target, prompt: Prompt, tokens: Tensor, taps: Sequence[int] = 
     """The slots of images [R, N] under their prompts, in fp32; with `taps`, their features are
     those layers' inputs.
     """
-    outputs, dim = (
-        teacher_forced(target, prompt, tokens[:, :-1], taps).float(),
-        target.transformer.config.dim,
-    )
+    outputs = teacher_forced(target, prompt, tokens[:, :-1], taps).float()
+    dim = target.transformer.config.dim
     features = outputs[..., dim:] if taps else outputs
-    following, filler = prompt.embeds[:, 1:], prompt_filler(target)
+    following = prompt.embeds[:, 1:]
+    filler = prompt_filler(target)
     if filler is not None:
         following = target.embed(torch.full(following.shape[:2], filler, device=tokens.device))
     embeddings = torch.cat([following, target.embed(tokens[:, :-1])], dim=1).float()
@@ -179,7 +178,8 @@ def drafter_loss(
     """A function that computes the loss of this process's share of a batch of examples."""
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:
-        share, size = ProcessGroup.current().share(len(indices)), len(indices)
+        share = ProcessGroup.current().share(len(indices))
+        size = len(indices)
         captions, tokens = data.pick(indices[share], target.device)
         prompt = target.encode(captions, guided=True)
         dropped = torch.rand(size, generator=generator) < config.caption_dropout
@@ -242,7 +242,8 @@ def new_eagle3(target: Target, seed: int, ids: Tensor | None = None) -> Eagle3La
     target's head, and its state is the highest tap.
     """
     torch.manual_seed(seed)
-    body, dim = target.transformer.config, target.transformer.config.dim
+    body = target.transformer.config
+    dim = target.transformer.config.dim
     config = replace(
         body, n_layers=1, vocab_size=0, qk_norm=False, input_norm=True, final_norm=False
     )
@@ -256,7 +257,8 @@ def new_eagle3(target: Target, seed: int, ids: Tensor | None = None) -> Eagle3La
     layer.ids = ids
     if isinstance(target.transformer, Transformer) and target.transformer.head is not None:
         layer.to(target.device)
-        block, last = layer.decoder.block, target.transformer.layers[-1]
+        block = layer.decoder.block
+        last = target.transformer.layers[-1]
         assert isinstance(last, Layer)
         state = {key: value for key, value in last.state_dict().items() if "attention." not in key}
         block.load_state_dict(state, strict=False)
@@ -408,7 +410,8 @@ def new_independent(target: Target, seed: int) -> ARModel:
     Raises:
         ValueError: see `independent_conditioner`.
     """
-    conditioner, grid = independent_conditioner(target), target.grid
+    conditioner = independent_conditioner(target)
+    grid = target.grid
     config = replace(
         _DRAFTER,
         prompt_len=conditioner.prompt_len,

@@ -53,7 +53,8 @@ class Examples:
 
     def split(self, held_out: int) -> tuple[Examples, Examples]:
         """All but the last `held_out` examples, and those."""
-        captions, tokens = self.captions, self.tokens
+        captions = self.captions
+        tokens = self.tokens
         return (
             Examples(captions[:-held_out], tokens[:-held_out]),
             Examples(captions[-held_out:], tokens[-held_out:]),

@@ -48,15 +48,18 @@ def project(attention: Attention, x: Tensor, by: Rotation) -> tuple[Tensor, Tens
     """Rotated, scaled queries and rotated keys, and values, each [R, H, S, C], of normalised inputs
     x [R, S, D].
     """
-    heads, kv_heads = attention.heads, attention.kv_heads
+    heads = attention.heads
+    kv_heads = attention.kv_heads
     q, k, v = (
         attention.wqkv(x)
         .unflatten(-1, (-1, attention.channels))
         .split([heads, kv_heads, kv_heads], dim=2)
     )
     if attention.q_norm is not None and attention.k_norm is not None:
-        q, k = attention.q_norm(q).to(v.dtype), attention.k_norm(k).to(v.dtype)
-    q, k = rotate(q, by) * attention.channels**-0.5, rotate(k, by)
+        q = attention.q_norm(q).to(v.dtype)
+        k = attention.k_norm(k).to(v.dtype)
+    q = rotate(q, by) * attention.channels**-0.5
+    k = rotate(k, by)
     if heads != kv_heads:
         k, v = (t.repeat_interleave(heads // kv_heads, dim=2) for t in (k, v))
     return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
@@ -73,7 +76,8 @@ def features(model: Transformer, x: Tensor, positions: Tensor) -> Tensor:
     """Features [R, S, D] of inputs x [R, S, D] at `positions` [S], causal. Run it under autocast
     for bf16.
     """
-    by, size = rotation(model, positions), x.shape[1]
+    by = rotation(model, positions)
+    size = x.shape[1]
     causal = additive_mask(torch.ones(size, size, dtype=torch.bool, device=x.device).tril())
     for layer in model.layers:
         assert isinstance(layer, Layer)

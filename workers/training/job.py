@@ -161,10 +161,8 @@ def train_drafter(
     """
     group = ProcessGroup.current()
     group.share(config.batch)
-    weights, scales = (
-        out / f"{kind_of(drafter)}.safetensors",
-        tuple(dict.fromkeys((1.0, target.sampling.cfg))),
-    )
+    weights = out / f"{kind_of(drafter)}.safetensors"
+    scales = tuple(dict.fromkeys((1.0, target.sampling.cfg)))
 
     def on_save(current: AnyDrafter) -> Figures:
         evaluated = current.as_target() if isinstance(current, ARModel) else current
@@ -236,7 +234,9 @@ class DrafterJob:
                 `train_drafter`.
             WeightsError: the target's files cannot be read.
         """
-        models, recipe, group = load_entry(self.entry, device), self.recipe, ProcessGroup.current()
+        models = load_entry(self.entry, device)
+        recipe = self.recipe
+        group = ProcessGroup.current()
         # only now: models that cannot be loaded must not cost an earlier training
         if group.is_main and not self._is_restart() and not (resume and self.can_resume()):
             self._start()
@@ -312,7 +312,8 @@ def train_by_recipe(
     """Trains a drafter of a kind by a recipe; returns its weight file. See `train_drafter`."""
     train_data, held_out = data.split(recipe.split(len(data)))
     held_out = Examples(held_out.captions[:_MAX_HELD_OUT], held_out.tokens[:_MAX_HELD_OUT])
-    config, weights = recipe.schedule(len(train_data)), out / f"{kind}.safetensors"
+    config = recipe.schedule(len(train_data))
+    weights = out / f"{kind}.safetensors"
     target.requires_grad_(False)
     target.set_encoder_batch(config.batch)
     count = recipe.draft_vocab or target.vocab_size
@@ -325,7 +326,8 @@ def train_by_recipe(
         loss = drafter_loss(target, drafter, train_data, recipe)
     if ProcessGroup.current().is_main and not (resume and (out / f"{kind}.checkpoint.pt").exists()):
         weights.unlink(missing_ok=True)  # those of an earlier training
-    facts, data_pair = asdict(recipe), (train_data, held_out)
+    facts = asdict(recipe)
+    data_pair = (train_data, held_out)
     train_drafter(
         target, drafter, loss, data_pair, config, out, facts=facts, resume=resume, log=log
     )

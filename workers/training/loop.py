@@ -33,7 +33,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 #: Fields of `TrainConfig` that a resumed run may change.
 _FREE_FIELDS = ("bf16", "compile", "save_every", "log_every")
-FIRST_LINE_S, LINE_INTERVAL_S = 5.0, 60.0
+FIRST_LINE_S = 5.0
+LINE_INTERVAL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,8 @@ def batch_indices(seed: int, step: int, batch: int, size: int) -> Tensor:
     permutation of `size`.
     """
     positions = torch.arange(step * batch, (step + 1) * batch)
-    epochs, within = positions // size, positions % size
+    epochs = positions // size
+    within = positions % size
     parts = [
         _permutation(seed, epoch, size)[within[epochs == epoch]]
         for epoch in sorted(set(epochs.tolist()))
@@ -246,9 +248,11 @@ class Pace:
     def __init__(
         self, first: int, log_every: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._first, self._log_every, self._clock = first, log_every, clock
+        self._first = first
+        self._log_every = log_every
+        self._clock = clock
         self._start = self._last_line = clock()
-        self._first_end = self._start  # of the first step
+        self._first_end = self._start  # end of the first step
         self._interval = FIRST_LINE_S
 
     def line_is_due(self, done: int) -> bool:
@@ -258,7 +262,8 @@ class Pace:
             self._first_end = now
         due = done % self._log_every == 0 or now - self._last_line >= self._interval
         if due:
-            self._last_line, self._interval = now, LINE_INTERVAL_S
+            self._last_line = now
+            self._interval = LINE_INTERVAL_S
         return due
 
     def describe(self, done: int, steps: int) -> str:
@@ -286,8 +291,12 @@ class _Run(Generic[Model]):
     """
 
     def __init__(self, model: Model, config: TrainConfig, name: str, journal: Path | None) -> None:
-        self.model, self.average, self.config = model, copy.deepcopy(model), config
-        self.name, self.journal, self.steps = name, journal, 0
+        self.model = model
+        self.average = copy.deepcopy(model)
+        self.config = config
+        self.name = name
+        self.journal = journal
+        self.steps = 0
         self.entries: list[Figures] = []
         self.trainable: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
         self.device = self.trainable[0].device
@@ -303,11 +312,9 @@ class _Run(Generic[Model]):
         """One step of the optimisers and of the averaged weights, from the parameters'
         gradients.
         """
-        config, rate, beta = (
-            self.config,
-            self.config.learning_rate(step),
-            self.config.first_beta(step),
-        )
+        config = self.config
+        rate = self.config.learning_rate(step)
+        beta = self.config.first_beta(step)
         if config.clip:
             nn.utils.clip_grad_norm_(self.trainable, config.clip)
         if config.clip_value:
@@ -329,7 +336,8 @@ class _Run(Generic[Model]):
     def copy_untrained(self) -> None:
         """Copies the model's buffers and frozen parameters to the averaged model."""
         trained = {name for name, p in self.model.named_parameters() if p.requires_grad}
-        current, average = self.model.state_dict(), self.average.state_dict()
+        current = self.model.state_dict()
+        average = self.average.state_dict()
         for name in current.keys() - trained:
             average[name].copy_(current[name])
 
@@ -359,7 +367,8 @@ class _Run(Generic[Model]):
 
     def status(self, pace: Pace) -> str:
         """The line for the log."""
-        config, step = self.config, self.steps
+        config = self.config
+        step = self.steps
         recent = [
             entry["loss"] for entry in self.entries[-2 * config.log_every :] if "loss" in entry
         ]
@@ -387,7 +396,8 @@ class _Run(Generic[Model]):
 
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True, map_location="cpu")
-        earlier, settings = state.get("config", {}), self.fixed_settings()
+        earlier = state.get("config", {})
+        settings = self.fixed_settings()
         if earlier.keys() != settings.keys():
             raise ValueError(f"{path} is of an earlier version; start without --resume")
         for key, value in settings.items():
@@ -400,7 +410,8 @@ class _Run(Generic[Model]):
         self.average.load_state_dict(state["average"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
-        self.steps, self.entries = state["steps"], state["journal"]
+        self.steps = state["steps"]
+        self.entries = state["journal"]
 
     def fixed_settings(self) -> dict[str, Any]:
         """The settings that the losses depend on; a resumed run must not change them."""

@@ -48,7 +48,8 @@ def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
     embeddings, features, mask, _ = inputs
     if levels == 1:
         return [layer(embeddings, features, inputs.positions, mask)]
-    block, rope = layer.decoder.layers[0], rotation(layer.decoder, inputs.positions)
+    block = layer.decoder.layers[0]
+    rope = rotation(layer.decoder, inputs.positions)
     assert isinstance(block, Layer)
     size = features.shape[1]
     order = torch.arange(size, device=features.device)

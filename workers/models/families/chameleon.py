@@ -48,17 +48,24 @@ from workers.models.vq import (
 )
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
-BEGIN_TEXT, PADDING, END_IMAGE, BEGIN_IMAGE, END_TURN = 0, 1, 8196, 8197, 8710
+BEGIN_TEXT = 0
+PADDING = 1
+END_IMAGE = 8196
+BEGIN_IMAGE = 8197
+END_TURN = 8710
 # tokenizer spelling
 SPECIAL_TOKENS = {"<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, "<reserved08706>": END_TURN}
 # LANTERN's, for all models of this architecture
 SAMPLING = Sampling(temperature=1.0, top_k=2000, cfg=3.0)
 VOCABULARY_7B = 65536
 
-FIRST_IMAGE_ID, CODES = 4, 8192  # a code's id in the vocabulary is code + 4
+FIRST_IMAGE_ID = 4  # a code's id in the vocabulary is code + 4
+CODES = 8192
 IMAGE_IDS = slice(FIRST_IMAGE_ID, FIRST_IMAGE_ID + CODES)
 
-_EMBEDDING, _HEAD, _VQ = "model.embed_tokens.weight", "lm_head.weight", "model.vqmodel."
+_EMBEDDING = "model.embed_tokens.weight"
+_HEAD = "lm_head.weight"
+_VQ = "model.vqmodel."
 _LAYER = "model.layers.{l}"
 
 Tokenizer = Callable[[str], list[int]]
@@ -87,7 +94,8 @@ def _vq_mappings(levels: int) -> list[KeyMapping]:
             ("encoder", "down", level),
             ("decoder", "up", levels - 1 - level),
         ):
-            source, target = f"{side}.{direction}.{level}", f"{side}.conv_blocks.{index}"
+            source = f"{side}.{direction}.{level}"
+            target = f"{side}.conv_blocks.{index}"
             mappings.append(
                 KeyMapping(f"{source}.block.{{b}}.{{...}}", f"{target}.res.{{b}}.{{...}}")
             )
@@ -202,7 +210,8 @@ class ChameleonCheckpoint:
                 "give `vq`, the path of vqgan.ckpt"
             )
         tensors, where = (own, self.path) if vq is None else (load_tensors(vq, CODEC_LANDMARKS), vq)
-        codebook, config = own.get("quantize.embedding.weight"), _vqgan_config(tensors)
+        codebook = own.get("quantize.embedding.weight")
+        config = _vqgan_config(tensors)
         geometry = CHAMELEON if codebook is None else replace(CHAMELEON, code_dim=codebook.shape[1])
         training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training
         mappings = [*_vq_mappings(len(config.multipliers)), training]
@@ -269,7 +278,8 @@ class ImageFormat:
 
     def target(self, size: str, parts: nn.ModuleDict, codec: VQModel) -> Target:
         """The target of a loaded `transformer` and `conditioner`."""
-        body, conditioner = parts["transformer"], parts["conditioner"]
+        body = parts["transformer"]
+        conditioner = parts["conditioner"]
         assert isinstance(body, Transformer)
         assert isinstance(conditioner, TokenPrompts)
         end = (

@@ -155,8 +155,11 @@ class TokenPrompts(nn.Module):
         padding: int = 0,
     ) -> None:
         super().__init__()
-        self.words, self.prompt_len, self.padding = words, prompt_len, padding
-        self._encode, self._null = encode, list(null)
+        self.words = words
+        self.prompt_len = prompt_len
+        self.padding = padding
+        self._encode = encode
+        self._null = list(null)
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
         """The ids of each caption's prompt, without padding.

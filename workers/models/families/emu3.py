@@ -31,7 +31,8 @@ NEGATIVE = (
     "cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, "
     "username, blurry."
 )
-CODE, LINE_END = "<|visual token {code:06d}|>", "<|extra_200|>"
+CODE = "<|visual token {code:06d}|>"
+LINE_END = "<|extra_200|>"
 
 
 def build_prompts(
@@ -42,10 +43,8 @@ def build_prompts(
     Raises:
         WeightsError: another model's tokenizer, or the negative prompt is too long.
     """
-    start, wrapper = (
-        tokenizer.special_token("bos_token"),
-        tokenizer.special_token("image_wrapper_token"),
-    )
+    start = tokenizer.special_token("bos_token")
+    wrapper = tokenizer.special_token("image_wrapper_token")
     end = f"{tokenizer.special_token('boi_token')}{rows}*{cols}{wrapper}"
     negative = tokenizer(start + NEGATIVE + end)
     if len(negative) > prompt_len:
@@ -108,7 +107,8 @@ class Emu3(Family):
         folder = Path(self.checkpoint)
         whole = load_pretrained(folder, Emu3ForConditionalGeneration, dtype, keep="model.vqmodel.")
         tokenizer = HFTokenizer(folder)
-        decoder, vq = whole.model.text_model, whole.model.vqmodel
+        decoder = whole.model.text_model
+        vq = whole.model.vqmodel
         patch = vq.spatial_scale_factor
         if self.width % patch or self.height % patch:
             raise ValueError(
@@ -124,16 +124,15 @@ class Emu3(Family):
             cols=cols,
             row_ends=True,
         )
-        words, codec = decoder.get_input_embeddings(), Emu3Codec(vq, *_image_statistics(folder))
+        words = decoder.get_input_embeddings()
+        codec = Emu3Codec(vq, *_image_statistics(folder))
         assert isinstance(words, nn.Embedding)
         head = nn.Linear(config.dim, len(ids), bias=False, device=words.weight.device, dtype=dtype)
         head.weight = nn.Parameter(whole.lm_head.weight.detach()[ids].clone())
         body = HFDecoder(config, decoder, words.weight.detach()[ids].clone(), head)
         conditioner = build_prompts(words, self.prompt_tokens, tokenizer, rows, cols)
-        name, end = (
-            f"emu3-{self.width}x{self.height}-{config.dim}x{config.n_layers}",
-            words.weight.detach()[line_end],
-        )
+        name = f"emu3-{self.width}x{self.height}-{config.dim}x{config.n_layers}"
+        end = words.weight.detach()[line_end]
         target = Target(name, body, conditioner, codec, SAMPLING, row_end=end.clone())
         return target.to(device).eval().requires_grad_(False)
 

@@ -24,7 +24,8 @@ from workers.models.hf_files import HFCodec, HFTokenizer, load_pretrained
 from workers.models.target import Prompt, Target
 
 SAMPLING = Sampling(temperature=1.0, cfg=5.0)
-REQUEST, ANSWER = "<|User|>: ", "\n\n<|Assistant|>:"
+REQUEST = "<|User|>: "
+ANSWER = "\n\n<|Assistant|>:"
 
 
 class JanusPrompts(TokenPrompts):
@@ -41,7 +42,8 @@ class JanusPrompts(TokenPrompts):
     def null(self, prompt: Prompt) -> Prompt:
         inner = prompt.valid & prompt.valid.roll(1, 1)
         # the first token has no valid one before it; the last is last
-        inner[:, 0], inner[:, -1] = False, False
+        inner[:, 0] = False
+        inner[:, -1] = False
         padding = self.words.weight[self._inner]
         return Prompt(torch.where(inner[..., None], padding, prompt.embeds), prompt.valid)
 
@@ -86,14 +88,17 @@ class Janus(Family):
             self.checkpoint, JanusForConditionalGeneration, dtype, keep="model.vqmodel."
         )
         tokenizer = HFTokenizer(self.checkpoint)
-        model, decoder = whole.model, whole.model.language_model
-        codes, side = model.vqmodel.config.num_embeddings, model.vqmodel.config.num_patches
+        model = whole.model
+        decoder = whole.model.language_model
+        codes = model.vqmodel.config.num_embeddings
+        side = model.vqmodel.config.num_patches
         config = decoder_config(
             decoder.config, codes=codes, prompt_len=self.prompt_tokens, rows=side, cols=side
         )
         with torch.no_grad():
             code_embeddings = model.generation_aligner(model.generation_embeddings.weight)
-        words, codec = decoder.get_input_embeddings(), JanusCodec(model.vqmodel)
+        words = decoder.get_input_embeddings()
+        codec = JanusCodec(model.vqmodel)
         assert isinstance(words, nn.Embedding)
         # two linear layers: its logits are accumulated in fp32
         head = nn.Sequential(*model.generation_head.children())

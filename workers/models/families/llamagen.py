@@ -67,8 +67,8 @@ _VQ_NAME = re.compile(r"\bvq_ds(?P<factor>8|16)_(?P<kind>c2i|t2i)")
 TEXT_SAMPLING = Sampling(temperature=1.0, top_k=1000, cfg=7.5)
 CLASS_SAMPLING = Sampling(temperature=1.0, top_k=0, cfg=4.0)
 
-CAPTION_DIM = 2048  # of the T5 features (flan-t5-xl)
-CLASSES = 1000  # of ImageNet
+CAPTION_DIM = 2048  # width of the T5 features (flan-t5-xl)
+CLASSES = 1000  # ImageNet's
 
 
 class ClassConditioner(nn.Module):
@@ -184,7 +184,12 @@ class FlanT5XLShapes:
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
-        width, inner, layers, words, heads, distances = CAPTION_DIM, 5120, 24, 32128, 32, 32
+        width = CAPTION_DIM
+        inner = 5120
+        layers = 24
+        words = 32128
+        heads = 32
+        distances = 32
         layer = 4 * width * heads * 64 + 3 * width * inner + 2 * width
         self.bytes = (words * width + layers * layer + width + heads * distances) * dtype.itemsize
 
@@ -298,7 +303,8 @@ def load_vq16(path: str | Path, codes: int) -> VQModel:
 
 
 def _assemble(parts: nn.ModuleDict, codec: VQModel, label: str, image_size: int) -> Target:
-    body, conditioner = parts["transformer"], parts["conditioner"]
+    body = parts["transformer"]
+    conditioner = parts["conditioner"]
     assert isinstance(body, Transformer)
     kind, sampling = (
         ("c2i", CLASS_SAMPLING)
@@ -456,11 +462,9 @@ class LlamaGen(Family):
             raise ValueError(
                 f"LlamaGen's size is unknown without its files; give `size`: {', '.join(SIZES)}"
             )
-        config, size, text = (
-            VQConfig(),
-            SIZES[self.size],
-            None if self.text is None else FlanT5XLShapes(dtype),
-        )
+        config = VQConfig()
+        size = SIZES[self.size]
+        text = None if self.text is None else FlanT5XLShapes(dtype)
         side = self._grid_side(config.factor)
         parts = skip_init(lambda: build_parts(size, config.codebook_size, side, text)).to(
             "meta", dtype

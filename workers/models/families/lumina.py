@@ -28,7 +28,8 @@ from workers.models.families.chameleon import (
 
 ROW_END = 8803
 _SIZE_ZERO = 8804  # a size token is this plus the side in units of 32 px: 8828 means 768
-_UNIT_PX, _CODE_PX = 32, 16
+_UNIT_PX = 32
+_CODE_PX = 16
 _MAX_UNITS = 2048 // _UNIT_PX  # the longest side of a 1024 px model at the widest aspect ratio, 4:1
 
 

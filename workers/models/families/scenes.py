@@ -41,7 +41,8 @@ class ARModel(nn.Module):
         super().__init__()
         assert transformer.embed is not None
         assert transformer.head is not None
-        self.transformer, self.conditioner = transformer, conditioner
+        self.transformer = transformer
+        self.conditioner = conditioner
 
     @property
     def embed(self) -> nn.Embedding:
