@@ -127,4 +127,6 @@ def check_metric(name: object) -> str:
 
 
 def _format(number: float) -> str:
-    return repr(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
+    if number == int(number) and abs(number) < 1e15:
+        return repr(int(number))
+    return repr(number)

@@ -189,7 +189,9 @@ class ParamField:
     def number(self) -> type | None:
         """Int or float for a numeric field."""
         kind = without_none(self.type)
-        return kind if kind in (int, float) else None
+        if kind not in (int, float):
+            return None
+        return kind
 
     @property
     def column_type(self) -> type:
@@ -341,7 +343,9 @@ def _missing_plugins(names: Iterable[str]) -> str:
 
 def as_tuples(value: Any) -> Any:
     """Lists as tuples, at any depth: the form in which parameters keep them."""
-    return tuple(map(as_tuples, value)) if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return tuple(map(as_tuples, value))
+    return value
 
 
 def _as_lists(value: Any) -> Any:
@@ -350,7 +354,9 @@ def _as_lists(value: Any) -> Any:
 
 def _suggestion(word: str, known: list[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
-    return f" did you mean {close[0]!r}?" if close else ""
+    if close:
+        return f" did you mean {close[0]!r}?"
+    return ""
 
 
 _SHORT_REPR = reprlib.Repr()
@@ -430,7 +436,9 @@ def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
         number_type = args[1]
         if isinstance(value, str) and value not in words:
             raise ConfigError((), f"must be a number or {_list(words)}, got {quoted(value)}")
-        return value if isinstance(value, str) else fit_value(number_type, value, allowed)
+        if isinstance(value, str):
+            return value
+        return fit_value(number_type, value, allowed)
     if get_origin(kind) is tuple:
         entries = expect_list(value)
         if args[-1] is not Ellipsis and len(entries) != len(args):

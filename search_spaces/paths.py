@@ -67,11 +67,10 @@ def check_utf8(name: str) -> None:
         os.fsencode(name)
     except UnicodeEncodeError as error:
         encoding = sys.getfilesystemencoding()
-        locale = (
-            ""
-            if encoding == "utf-8"
-            else f", or set LC_ALL=C.UTF-8 (this locale's encoding is {encoding})"
-        )
+        if encoding == "utf-8":
+            locale = ""
+        else:
+            locale = f", or set LC_ALL=C.UTF-8 (this locale's encoding is {encoding})"
         raise ValueError(f"{name!a}: not UTF-8; rename it{locale}") from error
 
 

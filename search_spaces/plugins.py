@@ -345,7 +345,9 @@ def plugin_line(error: BaseException, modules: Iterable[str]) -> str:
         for frame, line in frames
         if str(frame.f_globals.get("__name__")).partition(".")[0] in packages
     ]
-    return lines[-1] if lines else ""
+    if lines:
+        return lines[-1]
+    return ""
 
 
 def _load(load: Callable[[], object], name: str, module: str, not_found: str) -> None:

@@ -146,7 +146,9 @@ class Interval:
 
     def size(self) -> int | None:
         if self.step is None:
-            return int(self.high) - int(self.low) + 1 if self.integer else None
+            if self.integer:
+                return int(self.high) - int(self.low) + 1
+            return None
         return int(_count_steps(self.low, self.high, self.step)) + 1
 
 
@@ -160,7 +162,9 @@ def fixed(value: Any) -> Values:
 def _read_domain(value: object, field: ParamField) -> Domain:
     """The domain of a field. ConfigError if a value or bound does not fit the field."""
     if isinstance(value, Mapping):
-        return _read_values(value, field) if _VALUES_KEY in value else _read_interval(value, field)
+        if _VALUES_KEY in value:
+            return _read_values(value, field)
+        return _read_interval(value, field)
     if isinstance(value, list) and not field.is_list:
         if any(isinstance(entry, Mapping) for entry in value):
             problem = (
@@ -249,7 +253,9 @@ def _read_interval(mapping: Mapping[str, object], field: ParamField) -> Domain:
             )
         with at("step"):
             step = _read_step(given["step"], field.number, low, high)
-    return fixed(low) if low == high else Interval(low, high, field.number is int, log, step)
+    if low == high:
+        return fixed(low)
+    return Interval(low, high, field.number is int, log, step)
 
 
 def _read_step(step: Any, number: type, low: float, high: float) -> float:

@@ -116,7 +116,9 @@ class SweepConfig:
         """The metrics of `metrics`, objectives and constraints, and the `batch_metrics`; empty if
         the sweep takes all that the models allow.
         """
-        return self._named.union(self.batch_metrics) if self.metrics else frozenset()
+        if self.metrics:
+            return self._named.union(self.batch_metrics)
+        return frozenset()
 
     @property
     def batch_metrics(self) -> tuple[str, ...]:
@@ -232,9 +234,10 @@ class SweepConfig:
             if parts[name] == ():
                 raise ConfigError((name,), "must not be empty; leave it out for the default")
         if (count := len(parts["objectives"])) not in _OBJECTIVES:
-            fix = (
-                "add another one" if count < 2 else "move the others to `metrics` or `constraints`"
-            )
+            if count < 2:
+                fix = "add another one"
+            else:
+                fix = "move the others to `metrics` or `constraints`"
             raise ConfigError(("objectives",), f"must be two or three metrics, got {count}; {fix}")
         with at("space"):
             parts["space"] = Space.read(given.get("space", {}))
@@ -272,7 +275,9 @@ class SweepConfig:
         """Add file and line to a ConfigError that is raised inside, if the sweep was read from a
         document.
         """
-        return nullcontext() if self.document is None else self.document.locate_errors()
+        if self.document is None:
+            return nullcontext()
+        return self.document.locate_errors()
 
     def resolve(self, sampling: Sampling) -> SweepConfig:
         """The sweep with sampling settings for all configs (its own, else `sampling`), and vanilla

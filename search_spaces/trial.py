@@ -79,11 +79,9 @@ class Sampling(Params):
         """The values by key, and the dynamic temperature's beside them."""
         values = Params.to_mapping(self)
         dynamic = self.dynamic_temperature
-        return (
-            values
-            if dynamic.is_constant
-            else values | {"dynamic_temperature": dynamic.kind, **dynamic.to_mapping()}
-        )
+        if dynamic.is_constant:
+            return values
+        return values | {"dynamic_temperature": dynamic.kind, **dynamic.to_mapping()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,9 +524,10 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(
                 (f"--set {text}",), "write KEY=VALUE, such as --set acceptance.delta=0.2"
             )
-        assignments[key.strip()] = (
-            read_document(value, f"--set {key}").data if value.strip() else None
-        )
+        if value.strip():
+            assignments[key.strip()] = read_document(value, f"--set {key}").data
+        else:
+            assignments[key.strip()] = None
     return assignments
 
 

@@ -322,11 +322,10 @@ def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
     plain = {}
     for name, estimate in estimates.items():
         if math.isfinite(estimate.value):
-            known = (
-                estimate
-                if math.isfinite(estimate.error)
-                else Estimate(estimate.value, math.inf, estimate.n)
-            )
+            if math.isfinite(estimate.error):
+                known = estimate
+            else:
+                known = Estimate(estimate.value, math.inf, estimate.n)
             plain[name] = known.to_mapping()
     return plain
 

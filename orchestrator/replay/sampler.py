@@ -217,11 +217,9 @@ class ReplaySampler(BaseSampler):
         are not set yet.
         """
         row = trial.system_attrs.get(_CHOICE)
-        return (
-            self._pool.find(trial.params or trial.system_attrs.get("fixed_params", {}))
-            if row is None
-            else int(row)
-        )
+        if row is None:
+            return self._pool.find(trial.params or trial.system_attrs.get("fixed_params", {}))
+        return int(row)
 
     def _describe(self, trial: FrozenTrial) -> Floats | None:
         """Features [d]; None if nothing describes the trial."""
@@ -231,7 +229,9 @@ class ReplaySampler(BaseSampler):
             own = self._pool.outside.get(trial.user_attrs.get(SETTING, ""))
         if row is not None:
             own = self._pool.features[row]
-        return None if own is None else np.array(own, dtype=np.float64)
+        if own is None:
+            return None
+        return np.array(own, dtype=np.float64)
 
     def _start(self, free: set[int]) -> int:
         """A free setting on the front of the guesses: its middle, its quarters, its eighths, and so

@@ -246,11 +246,10 @@ def _not_text(kind: pa.DataType) -> str:
         return (
             f"lists ({kind}), not text; write one row for each caption, or its first caption alone"
         )
-    fix = (
-        "decode them as UTF-8"
-        if types.is_binary(plain) or types.is_large_binary(plain)
-        else "name another column"
-    )
+    if types.is_binary(plain) or types.is_large_binary(plain):
+        fix = "decode them as UTF-8"
+    else:
+        fix = "name another column"
     return f"values of type {kind}, not text; {fix}"
 
 
@@ -375,11 +374,10 @@ def _json(text: str, location: str) -> Any:
     try:
         return parse_json(text)
     except json.JSONDecodeError as error:
-        where = (
-            f" (line {error.lineno}, column {error.colno})"
-            if "line" not in location.rpartition(",")[2]
-            else ""
-        )
+        if "line" not in location.rpartition(",")[2]:
+            where = f" (line {error.lineno}, column {error.colno})"
+        else:
+            where = ""
         at_end = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         fix = "the file may be truncated" if at_end else "correct it"
         first = text[: error.pos]  # what is valid; of JSON Lines, the first line

@@ -171,7 +171,9 @@ def _damage(data: bytes) -> str | None:
     checksum.update(_ZEROS)
     checksum.update(view[end:])
     intact = view[start:end] == checksum.hexdigest().encode()
-    return None if intact else "damaged (its checksum differs)"
+    if intact:
+        return None
+    return "damaged (its checksum differs)"
 
 
 def features_of(table: pa.Table, extractor: str) -> Tensor:

@@ -186,9 +186,11 @@ def read_reference(
         ValueError: the file does not exist, is damaged, is not a reference, or has features of
             other extractors.
     """
-    storage, name = (
-        (location, name or FILE) if isinstance(location, Storage) else Storage.holding(location)
-    )
+    if isinstance(location, Storage):
+        storage = location
+        name = name or FILE
+    else:
+        storage, name = Storage.holding(location)
     where = storage.locate(name)
     also = {extractor.name: extractor.identity for extractor in extractors[1:]}
     columns = ["features", *(FEATURES + other for other in also)]
@@ -224,11 +226,9 @@ def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any
         "resize": images.resize,
         "count": images.count,
     }
-    return (
-        facts | {"also": {extractor.name: extractor.identity for extractor in more}}
-        if more
-        else facts
-    )
+    if more:
+        return facts | {"also": {extractor.name: extractor.identity for extractor in more}}
+    return facts
 
 
 def _validated(reference: Reference) -> Reference:

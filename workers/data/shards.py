@@ -89,11 +89,9 @@ def _plain(value: Any) -> Any:
 def _parsed(name: str, value: Any) -> Any:
     if name in _CONFIGS:
         several = isinstance(value, list | tuple)
-        return (
-            tuple(map(DecodingConfig.from_mapping, value))
-            if several
-            else DecodingConfig.from_mapping(value)
-        )
+        if several:
+            return tuple(map(DecodingConfig.from_mapping, value))
+        return DecodingConfig.from_mapping(value)
     return tuple(value) if isinstance(value, list) else value
 
 

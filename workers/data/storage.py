@@ -83,9 +83,11 @@ class Storage:
         if remote and filesystem is None:
             check_quoting(text)
             filesystem, self._root = self._connect()
-        self._files = (
-            LocalFiles(self._root or "/") if filesystem is None else RemoteFiles(filesystem)
-        )
+        self._files: LocalFiles | RemoteFiles
+        if filesystem is None:
+            self._files = LocalFiles(self._root or "/")
+        else:
+            self._files = RemoteFiles(filesystem)
 
     @classmethod
     def holding(cls, file: str | Path) -> tuple[Storage, str]:
@@ -208,16 +210,16 @@ class Storage:
         """
         path = self._at(name)
         files = self._files
-        return (
-            self._call(name, lambda _: files.open(path, mode))
-            if isinstance(files, LocalFiles)
-            else None
-        )
+        if isinstance(files, LocalFiles):
+            return self._call(name, lambda _: files.open(path, mode))
+        return None
 
     def path(self, name: str) -> Path | None:
         """The local path of `name`, to name it; None if the storage is remote. `open` opens it."""
         path = self._at(name)
-        return Path(path) if isinstance(self._files, LocalFiles) else None
+        if isinstance(self._files, LocalFiles):
+            return Path(path)
+        return None
 
     def _at(self, name: str) -> str:
         """The full path of a name. Raises ValueError if the name could be outside the root."""
@@ -232,7 +234,9 @@ class Storage:
                 f"storage: {name!r} cannot be a file's name; use names separated by /, none of "
                 "which is empty or starts with a dot"
             )
-        return f"{self._root}/{name}" if self._root or isinstance(self._files, LocalFiles) else name
+        if self._root or isinstance(self._files, LocalFiles):
+            return f"{self._root}/{name}"
+        return name
 
     def _connect(self) -> tuple[FileSystem, str]:
         try:

@@ -69,7 +69,9 @@ def collect_errors(unit: str) -> Iterator[Callable[[], AbstractContextManager[No
 
 def and_more(count: int, unit: str) -> str:
     """` (3 more rows are wrong)`; empty for 0."""
-    return f" ({count} more {unit}{' is' if count == 1 else 's are'} wrong)" if count else ""
+    if count:
+        return f" ({count} more {unit}{' is' if count == 1 else 's are'} wrong)"
+    return ""
 
 
 def read_text(path: Path) -> str:

@@ -76,11 +76,10 @@ class DynamicTree(TreeDrafting):
     def draft(self, batch: Batch) -> DraftTree:
         row_depth, row_width, depth, width = self.size_limits()
         layout = _layout(depth, width, batch.emitted.device)
-        limits = (
-            None
-            if row_depth is None or row_width is None
-            else _limits(row_depth, row_width, layout)
-        )
+        if row_depth is None or row_width is None:
+            limits = None
+        else:
+            limits = _limits(row_depth, row_width, layout)
         scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], width)
         # log confidence and token of the nodes to expand
         scores = scores[:, 0]

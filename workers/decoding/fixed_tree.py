@@ -117,7 +117,9 @@ class FixedTree(TreeDrafting):
         if probs.stride(1) == 0:
             probs = probs[:, :1]
         scores = probs if noise is None else probs / noise
-        return scores.topk(width, dim=-1).indices if width > 1 else largest_index(scores)[..., None]
+        if width > 1:
+            return scores.topk(width, dim=-1).indices
+        return largest_index(scores)[..., None]
 
 
 def _select(x: Tensor, index: Tensor | None) -> Tensor:
@@ -140,11 +142,9 @@ class _Level:
 
 def _indices(indices: list[int], total: int, device: torch.device) -> Tensor | None:
     """`indices` as a tensor; None if they are range(total)."""
-    return (
-        None
-        if indices == list(range(total))
-        else torch.tensor(indices, dtype=torch.int64, device=device)
-    )
+    if indices == list(range(total)):
+        return None
+    return torch.tensor(indices, dtype=torch.int64, device=device)
 
 
 def _level_plan(tree: StaticTree, device: torch.device) -> list[_Level]:
@@ -158,11 +158,10 @@ def _level_plan(tree: StaticTree, device: torch.device) -> list[_Level]:
         kept = [parents.index(tree.parents[n]) * width + tree.rank[n] for n in nodes]
         above = list(tree.levels[index - 1]) if index else []
         expanded = [above.index(p) for p in parents] if index else []
-        ranks = (
-            [expanded_before.index(tree.parents[p]) for p in parents]
-            if len(expanded_before) > 1
-            else []
-        )
+        if len(expanded_before) > 1:
+            ranks = [expanded_before.index(tree.parents[p]) for p in parents]
+        else:
+            ranks = []
         plan.append(
             _Level(
                 parents=len(parents),

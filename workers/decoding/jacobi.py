@@ -69,9 +69,10 @@ class JacobiWindow(Drafting[AnyBatch]):
         self._probs_index = self._shape.offsets.clamp(max=length - 1)
         self._levels = torch.full((1,), length, dtype=torch.int64, device=device)
         self._all_exist = torch.ones(1, length, dtype=torch.bool, device=device)
-        self._branches = (
-            None if self._shape.is_chain else _Branches.of(tree, self._vocab_size, device)
-        )
+        if self._shape.is_chain:
+            self._branches = None
+        else:
+            self._branches = _Branches.of(tree, self._vocab_size, device)
 
     def prepare(self, batch: AnyBatch) -> None:
         size = batch.size
@@ -191,9 +192,10 @@ class JacobiWindow(Drafting[AnyBatch]):
             target = self._rows(result.probs, slots, out=None if keeps else self.probs)
         else:
             target = to_probs(self._rows(logits, slots), self.sampling)
-        tokens = (
-            tree.tokens if branches is None else tree.tokens.index_select(1, branches.first_path)
-        )
+        if branches is None:
+            tokens = tree.tokens
+        else:
+            tokens = tree.tokens.index_select(1, branches.first_path)
         window = Redraw(
             self._params,
             batch.rng,

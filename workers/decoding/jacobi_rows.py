@@ -68,7 +68,9 @@ class RowWindows(JacobiWindow[RowsBatch]):
     def _emits_no_token(self, batch: RowsBatch) -> Tensor:
         """[F * B] 1 in rows that emit accepted drafts only, else 0."""
         is_lower = batch.is_open & (batch.above < batch.grid.cols)
-        return is_lower.long() if self._redraws_lower else torch.zeros_like(batch.own)
+        if self._redraws_lower:
+            return is_lower.long()
+        return torch.zeros_like(batch.own)
 
     def draft(self, batch: RowsBatch) -> DraftTree:
         tree = super().draft(batch)

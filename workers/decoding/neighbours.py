@@ -60,9 +60,10 @@ def compute_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
     codes = torch.arange(size, device=device)
     table = torch.empty(size, k, dtype=torch.int32, device=device)
     for chunk in torch.split(codes, max(1, _CHUNK_ENTRIES // size)):
-        order = (
-            _random_order(chunk, codes) if proximity == "random" else _order(vectors, chunk, codes)
-        )
+        if proximity == "random":
+            order = _random_order(chunk, codes)
+        else:
+            order = _order(vectors, chunk, codes)
         # the code itself comes first, even if another code is identical
         order[torch.arange(len(chunk), device=device), chunk] = torch.iinfo(torch.int64).min
         table[chunk] = order.topk(k, dim=1, largest=False).indices.int()

@@ -192,9 +192,10 @@ class RowsBatch(Batch):
         self.image_rng.admit(indices, keys)
         self.rng.keys = self.rng.keys.index_copy(0, wavefronts, keys.repeat(self.wavefronts))
         self._advances[wavefronts] = 1
-        self.failed_prefills[indices] = (
-            torch.zeros_like(indices) if nonfinite is None else nonfinite.long()
-        )
+        if nonfinite is None:
+            self.failed_prefills[indices] = torch.zeros_like(indices)
+        else:
+            self.failed_prefills[indices] = nonfinite.long()
         self._tokens[indices, 0] = first_tokens
         self.attention_mask.admit(self.rows(indices), valid)
         self._restart(indices)

@@ -140,20 +140,16 @@ class SkippingDrafting(Drafting[Batch]):
     def _is_due(self, batch: Batch) -> Tensor:
         """[B] whether a round of the image may be skipped now."""
         may = batch.so_far > MIN_EMITTED
-        return (
-            may & (self._rounds % self.rule.interval == 1)
-            if isinstance(self.rule, UniformSkipping)
-            else may
-        )
+        if isinstance(self.rule, UniformSkipping):
+            return may & (self._rounds % self.rule.interval == 1)
+        return may
 
     def _skips(self, tree: DraftTree, batch: Batch) -> Tensor:
         """[B] whether the round that has drafted this tree is not verified."""
         due = self._is_due(batch)
-        return (
-            due & (self.similarity(tree) >= self.rule.threshold)
-            if isinstance(self.rule, DynamicSkipping)
-            else due
-        )
+        if isinstance(self.rule, DynamicSkipping):
+            return due & (self.similarity(tree) >= self.rule.threshold)
+        return due
 
     def similarity(self, tree: DraftTree) -> Tensor:
         """[B] mean similarity of every second path of a tree (see `DynamicSkipping`); 0 if there is
@@ -279,11 +275,9 @@ class SkippingDrafting(Drafting[Batch]):
         self.drafter.commit(batch, tokens, features, counts)
 
     def next_bounds(self, batch: Batch) -> Tensor | None:
-        return (
-            self._is_due(batch).any()[None].long()
-            if isinstance(self.rule, UniformSkipping)
-            else None
-        )
+        if isinstance(self.rule, UniformSkipping):
+            return self._is_due(batch).any()[None].long()
+        return None
 
     def set_bounds(self, bounds: Sequence[int]) -> None:
         if bounds:
@@ -310,9 +304,12 @@ def _able(config: DecodingConfig, inner: Drafting[Any]) -> tuple[TreeDrafting, C
         )
         raise ConfigError(("acceptance", "verification"), problem)
     if not isinstance(inner, TreeDrafting):
-        key, kind = (
-            (("tree", "policy"), tree.kind) if drafter.has_weights else (("drafter",), drafter.kind)
-        )
+        if drafter.has_weights:
+            key: tuple[str, ...] = ("tree", "policy")
+            kind = tree.kind
+        else:
+            key = ("drafter",)
+            kind = drafter.kind
         problem = (
             f"{rule.kind!r} drafts two trees in a pass; {type(inner).__name__} of {kind!r} is no "
             "TreeDrafting"

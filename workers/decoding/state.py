@@ -260,9 +260,10 @@ class Batch:
         self.rng.admit(indices, keys)
         self.emitted[indices] = 1
         self._advances[indices] = 1
-        self.failed_prefills[indices] = (
-            torch.zeros_like(indices) if nonfinite is None else nonfinite.long()
-        )
+        if nonfinite is None:
+            self.failed_prefills[indices] = torch.zeros_like(indices)
+        else:
+            self.failed_prefills[indices] = nonfinite.long()
         self._tokens[indices, 0] = first_tokens
         self.root[indices] = first_tokens
         self.attention_mask.admit(self.rows(indices), valid)

@@ -113,11 +113,10 @@ def row_starts(rows: int, entries: int, device: torch.device) -> Tensor:
 
 def gather_rows(table: Tensor, index: Tensor) -> Tensor:
     """table[b, index[b]] for every row b of index [B]; a table [1, ...] serves all rows."""
-    rows = (
-        index
-        if table.shape[0] == 1
-        else index + row_starts(table.shape[0], table.shape[1], index.device)
-    )
+    if table.shape[0] == 1:
+        rows = index
+    else:
+        rows = index + row_starts(table.shape[0], table.shape[1], index.device)
     return table.flatten(0, 1).index_select(0, rows)
 
 

@@ -195,11 +195,10 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
         qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
         input_norm="layers.0.input_layernorm.weight" in tensors,
     )
-    codes = (
-        tensors["embed_tokens.weight"].shape[0]
-        if "embed_tokens.weight" in tensors
-        else target.vocab_size
-    )
+    if "embed_tokens.weight" in tensors:
+        codes = tensors["embed_tokens.weight"].shape[0]
+    else:
+        codes = target.vocab_size
     own_codes = image_codes(codes, target)
     if own_codes is None:
         raise ValueError(

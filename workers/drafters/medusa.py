@@ -33,11 +33,12 @@ class MedusaHeads(nn.Module):
         self.residuals = nn.ModuleList(PackedLinear(dim, dim) for _ in range(heads))
         for parameter in self.residuals.parameters():
             nn.init.zeros_(parameter)  # starts as the target's head
-        self.heads = (
-            None
-            if shared_head
-            else nn.ModuleList(PackedLinear(dim, vocab_size, bias=False) for _ in range(heads))
-        )
+        if shared_head:
+            self.heads = None
+        else:
+            self.heads = nn.ModuleList(
+                PackedLinear(dim, vocab_size, bias=False) for _ in range(heads)
+            )
 
     def hidden(self, features: Tensor, head: int) -> Tensor:
         """The inputs [..., D] of W_m, of features [..., D]. `head` is 0-based: 0 predicts the token

@@ -120,9 +120,10 @@ class Meter(TorchDispatchMode):
         options = kwargs or {}
         allocates, mutates = _effects(func)
         result = call_on_meta(func, args, options)
-        outputs = (
-            [leaf for leaf in _leaves([result]) if isinstance(leaf, Tensor)] if allocates else []
-        )
+        if allocates:
+            outputs = [leaf for leaf in _leaves([result]) if isinstance(leaf, Tensor)]
+        else:
+            outputs = []
         fresh = [tensor for tensor in outputs if self._track(tensor)]
         if fresh or mutates:
             self._count(func, args, options, result, fresh)
@@ -176,11 +177,9 @@ def call_on_meta(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -
     key = _signature(func, args, options) if allocates or mutates else None
     if key in _shapes:
         shape = _shapes[key]
-        return (
-            args[0]
-            if shape is None
-            else torch.empty_strided(*shape[:2], dtype=shape[2], device="meta")
-        )
+        if shape is None:
+            return args[0]
+        return torch.empty_strided(*shape[:2], dtype=shape[2], device="meta")
     result = func(*args, **options)
     if key is None or not isinstance(result, Tensor) or not result.is_meta:
         return result
@@ -295,11 +294,10 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
     stand_ins = config.policy.stand_ins(models.target.vocab_size)
     usual_config, largest_config = (replace(config, policy=policy) for policy in stand_ins)
     usual = _measure_batch(models, usual_config, batch)
-    largest = (
-        usual
-        if usual_config == largest_config
-        else _measure_batch(models, largest_config, batch, passes=1)
-    )
+    if usual_config == largest_config:
+        largest = usual
+    else:
+        largest = _measure_batch(models, largest_config, batch, passes=1)
     decoding = _measure_codec(models.target, pictures)
     return Footprint(
         parameters=parameter_bytes(models),
@@ -413,8 +411,6 @@ def largest_batch(one: tuple[int, int], other: tuple[int, int], memory: int) -> 
     """
     (small, least), (large, more) = sorted((one, other))
     slope = (more - least) / (large - small)
-    return (
-        min(MAX_BATCH, max(0, int(small + (memory - least) / slope)))
-        if slope > 0
-        else MAX_BATCH * (least <= memory)
-    )
+    if slope > 0:
+        return min(MAX_BATCH, max(0, int(small + (memory - least) / slope)))
+    return MAX_BATCH * (least <= memory)

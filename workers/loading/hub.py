@@ -148,7 +148,9 @@ class HubFile:
         if pickles := self._pickles(root.name):
             root = snapshot([escape(name) for name in pickles], [], root.name)
         path = root / self.file
-        return path if path.exists() else None
+        if path.exists():
+            return path
+        return None
 
     def _pickles(self, commit: str) -> list[str]:
         """The pickles below the file or folder in folders without safetensors, by the cache's
@@ -201,6 +203,6 @@ def on_this_machine(path: str) -> str:
     reference if it is not there; any other path as it is.
     """
     reference = reference_of(path)
-    return (
-        path if not reference.startswith(SCHEME) or Path(path).exists() else local_path(reference)
-    )
+    if not reference.startswith(SCHEME) or Path(path).exists():
+        return path
+    return local_path(reference)

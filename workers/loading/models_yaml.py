@@ -126,11 +126,10 @@ class Entry:
 
     def dtype_on(self, device: torch.device) -> torch.dtype:
         """The target's dtype on a device."""
-        name = (
-            ("bfloat16" if device.type == "cuda" else "float32")
-            if self.dtype == "auto"
-            else self.dtype
-        )
+        if self.dtype == "auto":
+            name = "bfloat16" if device.type == "cuda" else "float32"
+        else:
+            name = self.dtype
         dtype = getattr(torch, name)
         assert isinstance(dtype, torch.dtype)
         return dtype
@@ -208,9 +207,9 @@ def split_entry(source: str) -> tuple[str, str | None]:
     """
     file, _, name = source.rpartition(ENTRY_SIGN)
     is_uri = source.lower().startswith("file://")  # in which a path has no such sign
-    return (
-        (source, None) if not file or (not is_uri and local_path(source).exists()) else (file, name)
-    )
+    if not file or (not is_uri and local_path(source).exists()):
+        return (source, None)
+    return (file, name)
 
 
 def absolute_source(source: str) -> str:
@@ -222,11 +221,9 @@ def absolute_source(source: str) -> str:
         path = local_path(file)
     except ValueError:  # a path of another machine, where the sweep ran
         return source
-    return (
-        f"{path.absolute()}{source[len(file) :]}"
-        if file != BUILTIN_NAME and path.exists()
-        else source
-    )
+    if file != BUILTIN_NAME and path.exists():
+        return f"{path.absolute()}{source[len(file) :]}"
+    return source
 
 
 def find_entry(source: str, name: str | None = None) -> Entry:

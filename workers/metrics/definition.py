@@ -115,21 +115,29 @@ class Metric:
     @property
     def no_worse(self) -> str:
         """The operator of a limit: `<=` where less is better."""
-        return "<=" if self.direction == "minimize" else ">="
+        if self.direction == "minimize":
+            return "<="
+        return ">="
 
     @property
     def better(self) -> str:
         """What to call a better trial: `faster` for a speed, else `better fid`."""
-        return "faster" if self.is_speed else f"better {self.name}"
+        if self.is_speed:
+            return "faster"
+        return f"better {self.name}"
 
     @property
     def best(self) -> str:
         """What to call the best trial: `fastest` for a speed, else `best fid`."""
-        return "fastest" if self.is_speed else f"best {self.name}"
+        if self.is_speed:
+            return "fastest"
+        return f"best {self.name}"
 
     @property
     def best_lossless(self) -> str:
         """What to call the best lossless trial: `fastest lossless`, else `lossless with the best
         target_passes`.
         """
-        return "fastest lossless" if self.is_speed else f"lossless with the {self.best}"
+        if self.is_speed:
+            return "fastest lossless"
+        return f"lossless with the {self.best}"

@@ -123,7 +123,9 @@ class Estimate:
     @property
     def known_error(self) -> float | None:
         """The standard error, as files have it: None where it is unknown."""
-        return self.error if math.isfinite(self.error) else None
+        if math.isfinite(self.error):
+            return self.error
+        return None
 
     @property
     def debiased(self) -> float:

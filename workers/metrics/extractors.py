@@ -143,7 +143,9 @@ class Extractors:
     def classifier(self) -> Classifier | None:
         """The network that predicts classes from the features."""
         extractor: object = self.by_role.get(FEATURES)
-        return extractor if isinstance(extractor, Classifier) else None
+        if isinstance(extractor, Classifier):
+            return extractor
+        return None
 
     @property
     def identities(self) -> dict[str, str]:
@@ -182,11 +184,10 @@ class Extractors:
         for name, scorer in self.scorers.items():
             inputs = images
             if (extractor := scorer.extractor) is not None:
-                inputs = (
-                    columns[extractor.name]
-                    if extractor.name in columns
-                    else extractor.extract(images)
-                )
+                if extractor.name in columns:
+                    inputs = columns[extractor.name]
+                else:
+                    inputs = extractor.extract(images)
             scores[name] = scorer.score(inputs, captions).float().cpu()
         return ImageScores(columns, scores)
 

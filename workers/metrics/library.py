@@ -126,11 +126,10 @@ def _read(name: str, given: dict[str, Any]) -> LibraryMetric:
         )
     choices = _AGAINST.get(kind, ())
     if against is not None and against not in choices:
-        problem = (
-            unknown_choice(against, choices)
-            if choices
-            else f"{label} compares with no other images; remove it"
-        )
+        if choices:
+            problem = unknown_choice(against, choices)
+        else:
+            problem = f"{label} compares with no other images; remove it"
         raise ConfigError(("against",), problem)
     against = against or next(iter(choices), None)
     arguments = _arguments(cls, label, {key: as_tuples(part) for key, part in given.items()})

@@ -36,7 +36,9 @@ def squares(images: Tensor, side: int | None = SIDE) -> list[Image.Image]:
     if images.dim() != 4 or images.shape[1] != 3:
         raise ValueError(f"images must have shape [n, 3, H, W], got {tuple(images.shape)}")
     pictures = to_pictures(images)
-    return pictures if side is None else [centre_square(picture, side) for picture in pictures]
+    if side is None:
+        return pictures
+    return [centre_square(picture, side) for picture in pictures]
 
 
 def stacked(pictures: Sequence[Image.Image]) -> Tensor:

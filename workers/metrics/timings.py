@@ -59,11 +59,9 @@ class Device(NamedTuple):
         return str(self).removesuffix(EAGER)
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}, {self.threads} thread{'s' * (self.threads != 1)}"
-            if self.threads
-            else self.name
-        )
+        if self.threads:
+            return f"{self.name}, {self.threads} thread{'s' * (self.threads != 1)}"
+        return self.name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -238,7 +236,9 @@ class PriceList:
     def sessions_on(self, device: Device, batch: int) -> int:
         """The number of sessions on a device at a batch size."""
         prices = self._prices.get(device, {}).get(batch)
-        return 0 if prices is None else len(prices.sessions)
+        if prices is None:
+            return 0
+        return len(prices.sessions)
 
     def device_of(self, shape: Hashable, batch: int | None = None) -> Device | None:
         """The device whose costs of a shape a search is told: the sweep's own, or else the first

@@ -159,7 +159,9 @@ def read_part(path: Path) -> str:
         WeightsError: see `load_tensors`.
     """
     with shapes_only():
-        return _read_tensors(path).part if path.suffix.lower() in PICKLED else ""
+        if path.suffix.lower() not in PICKLED:
+            return ""
+        return _read_tensors(path).part
 
 
 def describe_contents(tensors: Mapping[str, Tensor]) -> str:
@@ -427,7 +429,9 @@ def _state_dict_key(path: Path, loaded: dict[Any, Any]) -> Any:
             f"{path}: holds several state dicts ({preview([str(name) for name in found])}); save "
             f"one of them alone, or under the key {WRAPPERS[0]}"
         )
-    return found[0] if found else None
+    if found:
+        return found[0]
+    return None
 
 
 def _has_tensors(value: Any) -> bool:
@@ -440,7 +444,9 @@ def _has_tensors(value: Any) -> bool:
 def preview(names: Sequence[str], limit: int = 4) -> str:
     """The first names, and how many more there are."""
     listed = ", ".join(names[:limit])
-    return listed if len(names) <= limit else f"{listed} and {len(names) - limit} more"
+    if len(names) <= limit:
+        return listed
+    return f"{listed} and {len(names) - limit} more"
 
 
 def _other_format(path: Path) -> str | None:

@@ -111,11 +111,9 @@ class HFDecoder(Body):
             output_hidden_states=bool(taps),
         )
         features = cast("Tensor", out.last_hidden_state)
-        return (
-            torch.cat([features, *(out.hidden_states[index] for index in taps)], dim=-1)
-            if taps
-            else features
-        )
+        if taps:
+            return torch.cat([features, *(out.hidden_states[index] for index in taps)], dim=-1)
+        return features
 
 
 class _EngineCache(Cache):

@@ -77,11 +77,9 @@ def pack(weight: Tensor) -> Tensor | None:
         or not _has_kernel()
     ):
         return None
-    return (
-        torch.fbgemm_pack_gemm_matrix_fp16(values)
-        if torch.equal(values.half().float(), values)
-        else None
-    )
+    if torch.equal(values.half().float(), values):
+        return torch.fbgemm_pack_gemm_matrix_fp16(values)
+    return None
 
 
 @cache

@@ -235,9 +235,11 @@ class Layer(nn.Module):
         super().__init__()
         self.attention = Attention(config)
         self.feed_forward = FeedForward(config)
-        self.attention_norm = (
-            RMSNorm(config.dim, config.norm_eps) if config.input_norm else nn.Identity()
-        )
+        self.attention_norm: nn.Module
+        if config.input_norm:
+            self.attention_norm = RMSNorm(config.dim, config.norm_eps)
+        else:
+            self.attention_norm = nn.Identity()
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
 
@@ -303,9 +305,10 @@ class Transformer(Body):
         self.embed = nn.Embedding(config.vocab_size, config.dim) if config.vocab_size else None
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layers))
         self.norm = RMSNorm(config.dim, config.norm_eps) if config.final_norm else nn.Identity()
-        self.head = (
-            PackedLinear(config.dim, config.vocab_size, bias=False) if config.vocab_size else None
-        )
+        if config.vocab_size:
+            self.head = PackedLinear(config.dim, config.vocab_size, bias=False)
+        else:
+            self.head = None
         self.register_buffer("rotations", rotation_table(config), persistent=False)
         self.last_position = self.rotations.shape[0] - 1
 
@@ -337,12 +340,14 @@ class Transformer(Body):
             if index in taps:
                 tapped[index] = x
             q, k, v = layer.attention.project(layer.attention_norm(x), factors)
-            k, v = (
-                (k.transpose(1, 2), v.transpose(1, 2))
-                if cache is None
-                else cache.update(index, k, v)
-            )
+            if cache is None:
+                k = k.transpose(1, 2)
+                v = v.transpose(1, 2)
+            else:
+                k, v = cache.update(index, k, v)
             x = x + layer.attention.attend(q, k, v, mask, causal=cache is None and mask is None)
             x = x + layer.feed_forward(layer.ffn_norm(x))
         out: Tensor = self.norm(x)
-        return torch.cat([out, *(tapped[index] for index in taps)], dim=-1) if taps else out
+        if taps:
+            return torch.cat([out, *(tapped[index] for index in taps)], dim=-1)
+        return out

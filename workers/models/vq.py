@@ -129,16 +129,16 @@ class Resample(nn.Module):
     def __init__(self, width: int, *, down: bool) -> None:
         super().__init__()
         self.down = down
-        self.conv = (
-            nn.Conv2d(width, width, 3, stride=2) if down else nn.Conv2d(width, width, 3, padding=1)
-        )
+        if down:
+            self.conv = nn.Conv2d(width, width, 3, stride=2)
+        else:
+            self.conv = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = (
-            F.pad(x, (0, 1, 0, 1))
-            if self.down
-            else F.interpolate(x, scale_factor=2.0, mode="nearest")
-        )
+        if self.down:
+            x = F.pad(x, (0, 1, 0, 1))
+        else:
+            x = F.interpolate(x, scale_factor=2.0, mode="nearest")
         y: Tensor = self.conv(x)
         return y
 
@@ -196,14 +196,14 @@ class CodecSide(nn.Module):
         super().__init__()
         self.down = down
         last = len(config.widths) - 1
-        widths = (
-            (config.channels, *config.widths)
-            if down
-            else (config.widths[-1], *reversed(config.widths))
-        )
-        blocks, resample = (
-            (config.encoder_blocks, "downsample") if down else (config.decoder_blocks, "upsample")
-        )
+        if down:
+            widths = (config.channels, *config.widths)
+            blocks = config.encoder_blocks
+            resample = "downsample"
+        else:
+            widths = (config.widths[-1], *reversed(config.widths))
+            blocks = config.decoder_blocks
+            resample = "upsample"
         pixels, codes = (3, config.z_channels) if down else (config.z_channels, 3)
         coarsest = last if down else 0
         self.conv_in = nn.Conv2d(pixels, widths[0], 3, padding=1)

@@ -150,11 +150,10 @@ def check_dtypes(tensors: Mapping[str, Tensor], names: Iterable[str], *, where: 
         )
     for dtype, count in Counter(found.values()).items():
         if dtype not in _FLOATS:
-            how = (
-                "rounded"
-                if dtype == torch.float64
-                else "converted; the file has no scales for them"
-            )
+            if dtype == torch.float64:
+                how = "rounded"
+            else:
+                how = "converted; the file has no scales for them"
             add_note(
                 f"{where}: {count} of {len(found)} weights have the type {dtype}, and are {how}"
             )
@@ -247,7 +246,10 @@ def load_weights(
         slot = slots[target]
         label = " + ".join(sources)
         parts = [with_wide_floats(tensors[name]) for name in sources]
-        value = merge(parts) if merge else parts[0] if len(parts) == 1 else torch.cat(parts)
+        if merge:
+            value = merge(parts)
+        else:
+            value = parts[0] if len(parts) == 1 else torch.cat(parts)
         if value.shape != slot.shape:
             raise WeightsError(
                 f"{where}: {label} has shape {list(value.shape)}, {target} needs "
@@ -331,11 +333,10 @@ def _describe_missing(slot: str, sources: list[str], names: set[str]) -> list[st
 def _describe_infinite(value: Tensor, kind: torch.dtype) -> str:
     """Why a tensor is not finite as `kind`, and the fix."""
     if bool(value.isfinite().all()):
-        fix = (
-            "use dtype bfloat16 or float32"
-            if kind == torch.float16
-            else "give weights within its range"
-        )
+        if kind == torch.float16:
+            fix = "use dtype bfloat16 or float32"
+        else:
+            fix = "give weights within its range"
         return f"overflows in {str(kind).removeprefix('torch.')}; {fix}"
     return "holds NaN or infinite values; the file is damaged"
 

@@ -83,7 +83,9 @@ def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -
 
 def _deepest(steps: RecordedSteps) -> int:
     """The largest depth of a node; 0 if there is none."""
-    return int(steps.depth.max()) if steps.depth.numel() else 0
+    if steps.depth.numel():
+        return int(steps.depth.max())
+    return 0
 
 
 class _Siblings:
@@ -127,9 +129,11 @@ class _Siblings:
         self.excess = torch.zeros_like(self.accept)
         self.bias = torch.zeros_like(self.open)
         is_paper = costs and rule.resampling == "paper" and not rule.neighbourhood.exact
-        self.optimal = (
-            replace(rule, resampling="optimal") if is_paper and self.proposal is not None else None
-        )
+        self.optimal: AcceptanceRule | None
+        if is_paper and self.proposal is not None:
+            self.optimal = replace(rule, resampling="optimal")
+        else:
+            self.optimal = None
 
     def test(self, rank: int) -> None:
         """Test the children of one rank. Later ranks may have children where this one has none."""

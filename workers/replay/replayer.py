@@ -91,7 +91,10 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
         raise ConfigError(("acceptance", "verification"), problem)
     policy = config.policy
     union_policy([policy])
-    trees = policy.kind if policy.fixed is None else "sampled" if policy.fixed.sampled else "top"
+    if policy.fixed is None:
+        trees = policy.kind
+    else:
+        trees = "sampled" if policy.fixed.sampled else "top"
     return RecordingKey(config.drafter, config.sampling, trees)
 
 

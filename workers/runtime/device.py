@@ -100,7 +100,9 @@ def _cpu_flags() -> Collection[str]:
     """The instruction sets of this CPU, as far as torch or Linux tells."""
     if hasattr(torch.cpu, "get_capabilities"):
         return {name for name, value in torch.cpu.get_capabilities().items() if value}
-    return set(_CPUINFO.read_text("utf-8", "replace").split()) if _CPUINFO.exists() else ()
+    if _CPUINFO.exists():
+        return set(_CPUINFO.read_text("utf-8", "replace").split())
+    return ()
 
 
 def versions() -> dict[str, str]:

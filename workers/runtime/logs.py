@@ -62,7 +62,9 @@ def open_log(storage: Storage, worker: str) -> logging.Logger:
 def log_folder(storage: Storage) -> Path | None:
     """The folder of the workers' logs; None if it does not exist or the storage is remote."""
     path = storage.path(_FOLDER)
-    return path if path is not None and path.is_dir() else None
+    if path is not None and path.is_dir():
+        return path
+    return None
 
 
 @contextmanager
@@ -88,11 +90,10 @@ def describe_task(task: Mapping[str, Any], captions: Mapping[str, Any] | None = 
     """
     kind = task.get("kind")
     config = task.get("config") or {}
-    span = (
-        f" of captions {task['start']} to {task['stop'] - 1}"
-        if "start" in task and "stop" in task
-        else ""
-    )
+    if "start" in task and "stop" in task:
+        span = f" of captions {task['start']} to {task['stop'] - 1}"
+    else:
+        span = ""
     span += f" of {captions['source']}" if span and captions else ""
     parts = [_kind(config.get("drafter"), "drafter"), _kind(config.get("tree"), "policy")]
     method = " ".join(part for part in parts if part)
@@ -100,8 +101,6 @@ def describe_task(task: Mapping[str, Any], captions: Mapping[str, Any] | None = 
 
 
 def _kind(section: Any, key: str) -> str:
-    return (
-        str(section.get(key) or section.get("kind") or "")
-        if isinstance(section, Mapping)
-        else str(section or "")
-    )
+    if isinstance(section, Mapping):
+        return str(section.get(key) or section.get("kind") or "")
+    return str(section or "")

@@ -101,9 +101,10 @@ def free_cores() -> int:
 
 def cores() -> int:
     """Cores that this process may use, by its affinity and its container's limit; at least 1."""
-    count = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
     try:
         quota, period = _CPU_LIMIT.read_text().split()
         return max(1, min(count, int(quota) // int(period)))
@@ -119,7 +120,9 @@ def _busy_cores() -> float:
         average, _, _, running, *_ = _LOAD.read_text().split()
         return min(float(average), int(running.split("/")[0]) - 1)
     except (OSError, ValueError):  # not Linux
-        return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+        if hasattr(os, "getloadavg"):
+            return os.getloadavg()[0]
+        return 0.0
 
 
 def keep_freed_memory() -> None:

@@ -116,7 +116,9 @@ def slots(target: Target, prompt: Prompt, tokens: Tensor, taps: Sequence[int] = 
 
 def prompt_filler(target: Target) -> int | None:
     """Token id used where prompts have no token ids (LlamaGen; see `EagleDrafter`); else None."""
-    return 0 if target.transformer.config.rope == "grid" else None
+    if target.transformer.config.rope == "grid":
+        return 0
+    return None
 
 
 def head_logits(target: Target, features: Tensor) -> Tensor:
@@ -367,7 +369,9 @@ def target_logits(target: Target, captions: list[str], tokens: Tensor) -> Tensor
 
 def suffix_of(scale: float) -> str:
     """The end of a metric's name at a guidance scale."""
-    return "" if scale == 1 else f" cfg {scale:g}"
+    if scale == 1:
+        return ""
+    return f" cfg {scale:g}"
 
 
 def build_model(config: TransformerConfig, conditioner: Mapping[str, Any], seed: int) -> ARModel:

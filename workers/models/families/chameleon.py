@@ -282,11 +282,10 @@ class ImageFormat:
         conditioner = parts["conditioner"]
         assert isinstance(body, Transformer)
         assert isinstance(conditioner, TokenPrompts)
-        end = (
-            None
-            if self.row_end is None
-            else conditioner.words.weight[self.row_end].detach().clone()
-        )
+        if self.row_end is None:
+            end = None
+        else:
+            end = conditioner.words.weight[self.row_end].detach().clone()
         target = Target(f"{self.name}-{size}", body, conditioner, codec, SAMPLING, row_end=end)
         return target.eval().requires_grad_(False)
 
@@ -370,11 +369,10 @@ class ChameleonFamily(Family):
         config = checkpoint.config(**self._geometry)
         parts = image.parts(config, checkpoint.vocabulary, tokenizer)
         checkpoint.fill(parts, config.channels, dtype)
-        size = (
-            "7b"
-            if (config.dim, config.n_layers) == (4096, 32)
-            else f"{config.dim}x{config.n_layers}"
-        )
+        if (config.dim, config.n_layers) == (4096, 32):
+            size = "7b"
+        else:
+            size = f"{config.dim}x{config.n_layers}"
         return image.target(size, parts, checkpoint.codec(self.vq)).to(device)
 
     def build_on_meta(self, dtype: torch.dtype) -> Target:

@@ -282,11 +282,11 @@ def build_parts(
             prompt_len=1 if text is None else CAPTION_TOKENS,
         )
     )
-    conditioner = (
-        ClassConditioner(size.dim, names=class_names)
-        if text is None
-        else CaptionConditioner(size.dim, text)
-    )
+    conditioner: nn.Module
+    if text is None:
+        conditioner = ClassConditioner(size.dim, names=class_names)
+    else:
+        conditioner = CaptionConditioner(size.dim, text)
     return nn.ModuleDict({"transformer": body, "conditioner": conditioner})
 
 
@@ -306,11 +306,12 @@ def _assemble(parts: nn.ModuleDict, codec: VQModel, label: str, image_size: int)
     body = parts["transformer"]
     conditioner = parts["conditioner"]
     assert isinstance(body, Transformer)
-    kind, sampling = (
-        ("c2i", CLASS_SAMPLING)
-        if isinstance(conditioner, ClassConditioner)
-        else ("t2i", TEXT_SAMPLING)
-    )
+    if isinstance(conditioner, ClassConditioner):
+        kind = "c2i"
+        sampling = CLASS_SAMPLING
+    else:
+        kind = "t2i"
+        sampling = TEXT_SAMPLING
     target = Target(f"llamagen-{kind}-{label}-{image_size}", body, conditioner, codec, sampling)
     return target.eval().requires_grad_(False)
 
@@ -413,11 +414,10 @@ class LlamaGen(Family):
         embedding, mappings = _naming(tensors, self.transformer)
         codes, width = tensors[embedding].shape
         label, size = self._find_size(width, _count_layers(tensors))
-        text = (
-            self._text_encoder(device, dtype)
-            if any(".cap_proj." in name for name in tensors)
-            else None
-        )
+        if any(".cap_proj." in name for name in tensors):
+            text = self._text_encoder(device, dtype)
+        else:
+            text = None
         names = () if self.class_names is None else read_class_names(self.class_names)
         codec = load_vq16(self.vq, codes)
         side = self._grid_side(codec.config.factor)
