@@ -47,7 +47,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta
 
 from orchestrator.front.pareto import nondominated
-from orchestrator.run.racing import Race, Scores
+from orchestrator.run.race import Race, Scores
 
 Floats = NDArray[np.float64]
 

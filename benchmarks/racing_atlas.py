@@ -27,7 +27,7 @@ from benchmarks.racing import ERROR_RATE, PARALLEL, interval
 from benchmarks.racing_strategies import scores_of
 from benchmarks.search_problem import Problem
 from orchestrator.front.pareto import nondominated
-from orchestrator.run.racing import Race, Scores
+from orchestrator.run.race import Race, Scores
 
 _CAPTIONS = 2 * HALF
 _JUDGE_LEVEL = 0.01

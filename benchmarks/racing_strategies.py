@@ -19,7 +19,7 @@ from benchmarks.atlas_replay import described_settings
 from benchmarks.atlas_table import DIRECTIONS, Floats
 from benchmarks.search_problem import Problem, Purchases, Strategy, reference_point
 from orchestrator.replay.sampler import ERRORS, FEATURES, ReplaySampler, SettingsPool
-from orchestrator.run.racing import Race, Scores
+from orchestrator.run.race import Race, Scores
 
 ERROR_RATE = 0.05  # of a race
 _SAMPLES = 64  # of the sampler's posterior

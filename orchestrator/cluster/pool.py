@@ -9,24 +9,20 @@ give their nodes back.
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import math
-import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from orchestrator.cluster import ray_internals
 from orchestrator.cluster.cluster import ClusterMonitor, alive_nodes
 from orchestrator.cluster.placement import (
     ANYWHERE,
     GENERATE,
-    NODE_ID_LABEL,
     ROLES,
     TIME,
     Labels,
@@ -34,6 +30,13 @@ from orchestrator.cluster.placement import (
     Placement,
     Slots,
     WorkerAgreement,
+)
+from orchestrator.cluster.pool_worker import (
+    START_TIMEOUT_S,
+    Attempts,
+    AwakeClock,
+    PoolWorker,
+    describe_error,
 )
 from orchestrator.cluster.tasks import (
     PoolError,
@@ -48,163 +51,16 @@ from workers.data.shards import TimingSession
 from workers.data.storage import StorageError
 from workers.runtime.logs import describe_task
 
-MAX_ATTEMPTS = 3  # at a task whose worker dies, or cannot use the store
-# attempts that a lost node counts for: spot nodes are reclaimed whatever runs on them
-LOST_NODE = 0.25
 # the start of a worker refused the sweep on its node: other files, another store
 _REFUSAL = "ValueError: "
 _MAX_FAILED_STARTS = 3  # in a row, while no worker is alive
 # the config causes them: a retry is useless
 _PERMANENT_ERRORS = (ConfigError.__name__, "OutOfMemory", "DecodingError")
-_MEMORY_MONITOR = re.compile(
-    r"low on memory\b.*?\bwas ([\d.]+ ?\w+ used / [\d.]+ ?\w+ limit)", re.DOTALL
-)
 _IMAGE_TASKS = ("quality", "timing")
 _GROW_INTERVAL_S = 5.0  # between checks for new nodes
 _WATCH_INTERVAL_S = 2.0  # between checks for silent and unneeded workers
-_MAX_CLOCK_STEP_S = 5.0
-_PING_INTERVAL_S = 10.0
-# a worker that computes responds within milliseconds, unless a library blocks Python
-_SILENCE_TIMEOUT_S = 60.0
-_CANCEL_TIMEOUT_S = 60.0  # for a task whose result is not needed
 _TIMING_DELAY_S = 60.0  # without a worker that may time, until the user is told
 _RELEASE_TIMEOUT_S = 300.0  # until a worker that no task needs is released
-# until the first worker is ready; and for each one's models, once its process runs
-_START_TIMEOUT_S = 1800.0
-
-
-class AwakeClock:
-    """Counts the seconds in which this process ran.
-
-    If it is stopped together with its workers (Ctrl-Z, a suspended machine), none of them is late
-    when they go on.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._last = clock()
-        self.now = 0.0
-
-    def advance(self) -> None:
-        """Call it more often than every `_MAX_CLOCK_STEP_S` seconds: longer steps count as this
-        long.
-        """
-        present = self._clock()
-        self.now += min(present - self._last, _MAX_CLOCK_STEP_S)
-        self._last = present
-
-
-class Attempts:
-    """Remembers on which nodes each task has failed."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[str, list[str]] = {}
-
-    def last(self, task: Task, node: str = "", alive: Collection[str] = ("",)) -> int | None:
-        """Count a failure on a node; returns the number of failures if the task should be given up,
-        else None.
-
-        A node's death is known some time after its worker's, so earlier failures are weighed again
-        each time. alive: ids of the nodes that are alive now.
-        """
-        nodes = self._nodes.setdefault(task.name, [])
-        nodes.append(node)
-        total = sum(1.0 if node in alive else LOST_NODE for node in nodes)
-        return len(nodes) if total >= MAX_ATTEMPTS else None
-
-    def forget(self, task: Task) -> None:
-        self._nodes.pop(task.name, None)
-
-
-@dataclass(eq=False)
-class PoolWorker:
-    """An actor. reply: Ray's reference to the result of its current call, None while it is idle.
-
-    labels: Labels that its node must have; once it is ready, all of its node's. node: The name of
-    its machine, once it is ready. roles: What it may do, once it is ready.
-
-    task: The task that it runs since `since`; without a task, `since` is the end of its last task,
-    or when it was found to have a process: until then (inf) it may wait for a node. is_obsolete:
-    Whether the task's result is not needed. All times are those of the pool's clock, in seconds.
-    """
-
-    handle: Any
-    name: str
-    labels: Labels = field(default_factory=dict)
-    node: str = ""
-    reply: Any = None
-    ready: bool = False
-    roles: frozenset[str] = frozenset()
-    task: Task | None = None
-    since: float = math.inf
-    is_obsolete: bool = False
-    _ping: Any = None
-    _pinged: float = 0.0
-
-    @property
-    def is_idle(self) -> bool:
-        return self.reply is None
-
-    @property
-    def node_id(self) -> str:
-        return self.labels.get(NODE_ID_LABEL, "")
-
-    def can_run(self, task: Task) -> bool:
-        return (
-            self.is_idle and (TIME if task.kind == TimingSession.kind else GENERATE) in self.roles
-        )
-
-    def request_facts(self) -> None:
-        self.reply = self.handle.facts.remote()
-
-    def run(self, task: Task, now: float) -> None:
-        self.task = task
-        self.since = now
-        self.is_obsolete = False
-        self.reply = self.handle.run.remote(dict(task.payload))
-
-    def finish(self, now: float) -> Task | None:
-        """End the task; returns it, None if its result is not needed."""
-        task = None if self.is_obsolete else self.task
-        self.task = None
-        self.is_obsolete = False
-        self.since = now
-        return task
-
-    def abandon(self, now: float) -> None:
-        """Cancel the task before its next pass; its result is not needed."""
-        if self.task is not None and not self.is_obsolete:
-            self.is_obsolete = True
-            self.since = now
-            # the payload identifies it: a later one goes on
-            self.handle.cancel.remote(dict(self.task.payload))
-
-    def kill(self) -> None:
-        """Kill the actor; it may be dead already."""
-        with contextlib.suppress(RayError, ValueError):
-            ray.kill(self.handle)
-
-    def problem(self, now: float) -> str | None:
-        """Why this worker must be replaced; None if it need not be. Sends heartbeats."""
-        if self.is_obsolete and now - self.since > _CANCEL_TIMEOUT_S:
-            return f"did not stop its task within {_CANCEL_TIMEOUT_S:g} s"
-        if not self.ready and now - self.since > _START_TIMEOUT_S:
-            return f"did not load its models within {_START_TIMEOUT_S:g} s"
-        if self._ping is None:
-            if now - self._pinged >= _PING_INTERVAL_S:
-                self._ping = self.handle.ping.remote()
-                self._pinged = now
-            return None
-        if not ray.wait([self._ping], timeout=0)[0]:
-            is_silent = self.ready and now - max(self._pinged, self.since) > _SILENCE_TIMEOUT_S
-            return f"no heartbeat for {_SILENCE_TIMEOUT_S:g} s" if is_silent else None
-        try:
-            ray.get(self._ping)
-        except RayError as error:
-            return describe_error(error)
-        self._ping = None
-        self.since = min(self.since, now)
-        return None
 
 
 class Pool:
@@ -256,7 +112,7 @@ class Pool:
         """Ids of the cluster's nodes, and "" for a node without one."""
         return {"", *(node.id for node in self._nodes)}
 
-    def first_facts(self, timeout: float = _START_TIMEOUT_S) -> Mapping[str, Any]:
+    def first_facts(self, timeout: float = START_TIMEOUT_S) -> Mapping[str, Any]:
         """The facts of the first worker that generates images: its models, captions and device.
 
         Raises:
@@ -507,16 +363,3 @@ class Pool:
         starting = sum(not worker.ready for worker in self._workers)
         self._released = max(0, self._released - max(0, len(self._waiting) - starting))
         return self._slots.count - self._released
-
-
-def describe_error(error: BaseException) -> str:
-    """The exception that Ray wrapped, in one line."""
-    cause = getattr(error, "cause", None) or error
-    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-    if isinstance(cause, ActorUnavailableError):
-        return "no connection to it: its process, its node or the network failed"
-    if found := _MEMORY_MONITOR.search(str(cause)):  # followed by a page of advice
-        return f"its node ran low on memory ({found[1]}), so Ray ended it"
-    if isinstance(cause, RayError):  # a traceback as text: its last line is the exception itself
-        return lines[-1] if lines else type(cause).__name__
-    return f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")

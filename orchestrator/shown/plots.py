@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping, Sequence
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,8 +20,16 @@ from orchestrator.front.choice import (
     recommend,
 )
 from orchestrator.front.front import Front
-from orchestrator.front.trial import Candidate, Trial
-from orchestrator.shown.number_places import mark_radius, place_numbers
+from orchestrator.shown.plot_labels import named_trials, write_names, write_numbers
+from orchestrator.shown.plot_style import (
+    ACCENT,
+    INK,
+    LEGEND_SIZE,
+    SMALL_LEGEND,
+    ink,
+    points_of,
+    styled,
+)
 from orchestrator.store.names import VANILLA, family
 from orchestrator.text import clean
 from workers.metrics.definition import Metric
@@ -33,33 +40,22 @@ if TYPE_CHECKING:
     from orchestrator.front.pareto import Floats
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#bf5f97", "#6b3a10", "#55178a", "#5a5a5a", "#916b38")
-_INK, _SOFT, _LEADER, _ACCENT = "#1f2328", "#5b636d", "#c3c6ca", "#1f6f78"
 _BAR = ((-0.6, -1.2), (0.6, -1.2), (0.6, 1.2), (-0.6, 1.2), (-0.6, -1.2))
 _MARKERS: tuple[Any, ...] = ("o", "s", "D", "^", "v", "X", _BAR, "P", "*")
 _RINGS: dict[str, dict[str, Any]] = {  # by kind of choice
-    BEST: {"s": 250, "edgecolors": _ACCENT, "linewidths": 1.8},
+    BEST: {"s": 250, "edgecolors": ACCENT, "linewidths": 1.8},
     KNEE: {"s": 150, "linewidths": 1.2, "linestyle": (0, (2, 1.6))},
     LOSSLESS: {"s": 105, "edgecolors": "#1d7a4e", "linewidths": 1.5},
 }
-_MAX_NAMES = 12
 _MAX_PALE_BARS = 100  # trials; with more, only the front has error bars
-_MAX_LINE = 24  # characters of a name
-_MAX_LEGEND_COLUMNS, _LEGEND_BELOW_PT, _LEGEND_SIZE = 6, 38, 8.0
+_MAX_LEGEND_COLUMNS, _LEGEND_BELOW_PT = 6, 38
 FIGURE_SIZE = (7.6, 5.6)
 _DPI, _TRUETYPE = 120, 42
 _NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 _SIZE, _PALE_SIZE, _STAR = 62, 26, 2.2  # areas of markers; of a star, times this
-# lines of names in the margin, in heights of letters; gaps between, in 1/72 inch
-_NAME_LINE, _NAME_GAP = 1.32, 3.0
 # inches; narrower or lower axes have numbers beside points in the place of names, small letters
 _SMALL = (4.2, 2.4)
-# heights of letters between the edge of a mark and the middle of a number that needs no line to it
-_NEAR = 1.3
-_MAX_NUMBERS = 40  # trials; with more, those off the front without a label have no numbers
-_DIGITS = 0.75  # height of digits, in heights of a line of text
-_LINE_STEP = 2.0  # between the points by which numbers are kept off a line, in 1/72 inch
-_SMALL_TICKS, _SMALL_LABELS, _SMALL_LEGEND, _SMALL_AREAS = 7.0, 8.0, 6.5, 0.45
-_NAME_PLACE = 1.015  # of the names, in widths of the plot
+_SMALL_TICKS, _SMALL_LABELS, _SMALL_AREAS = 7.0, 8.0, 0.45
 
 
 class Look(NamedTuple):
@@ -73,7 +69,7 @@ class Look(NamedTuple):
     @property
     def rgb(self) -> str:
         """The colour on white."""
-        return _INK if self.colour == "ink" else _COLOURS[int(self.colour[1:])]
+        return INK if self.colour == "ink" else _COLOURS[int(self.colour[1:])]
 
 
 def looks(families: Sequence[str]) -> dict[str, Look]:
@@ -156,25 +152,11 @@ def _render(
     return buffer.getvalue()
 
 
-def _styled(key: str, ours: Any) -> Any:
-    """matplotlib's setting, if its style sets one, else ours."""
-    import matplotlib
-
-    own, default = (
-        dict(params.items())[key] for params in (matplotlib.rcParams, matplotlib.rcParamsDefault)
-    )
-    return ours if own == default else own
-
-
-def _ink() -> str:
-    return str(_styled("text.color", _INK))
-
-
 def _colour(look: Look) -> str:
     """The colour of a family: of the style's cycle, if it sets one."""
     if look.colour == "ink":
-        return _ink()
-    cycle = _styled("axes.prop_cycle", None)
+        return ink()
+    cycle = styled("axes.prop_cycle", None)
     colours = cycle.by_key().get("color") if cycle is not None else None
     return str(colours[int(look.colour[1:]) % len(colours)]) if colours else look.rgb
 
@@ -199,20 +181,20 @@ def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
     from matplotlib.transforms import ScaledTranslation
 
     small = _is_small(plot)
-    label_size = _styled("axes.labelsize", _SMALL_LABELS if small else "medium")
+    label_size = styled("axes.labelsize", _SMALL_LABELS if small else "medium")
     plot.set_xlabel(clean(x), fontsize=label_size, parse_math=False)
     plot.set_ylabel(clean(y), fontsize=label_size, parse_math=False)
     for axis in ("x", "y") if small else ():
-        plot.tick_params(axis, labelsize=_styled(f"{axis}tick.labelsize", _SMALL_TICKS))
+        plot.tick_params(axis, labelsize=styled(f"{axis}tick.labelsize", _SMALL_TICKS))
     if not small:  # a paper's figure has a caption
         plot.set_title(
-            clean(title), fontsize=_styled("axes.titlesize", 11), loc="left", parse_math=False
+            clean(title), fontsize=styled("axes.titlesize", 11), loc="left", parse_math=False
         )
     plot.grid(alpha=0.25, linewidth=0.6)
     plot.spines[["top", "right"]].set_visible(False)
     figure: Any = plot.get_figure(root=True)
-    legend_size = _styled("legend.fontsize", _SMALL_LEGEND if small else _LEGEND_SIZE)
-    scale = FontProperties(size=legend_size).get_size_in_points() / _LEGEND_SIZE
+    legend_size = styled("legend.fontsize", SMALL_LEGEND if small else LEGEND_SIZE)
+    scale = FontProperties(size=legend_size).get_size_in_points() / LEGEND_SIZE
     outer = plot.get_tightbbox()
     # from below the label of the y axis on
     left = outer.x0 - plot.bbox.x0 if small and outer is not None else 0.0
@@ -261,11 +243,11 @@ def plot_front(
     """
     candidates = front.candidates
     (x, y, *_) = front.metrics
-    values, errors = _points_of(candidates, front)
+    values, errors = points_of(candidates, front)
     on_front = np.array([trial.on_front for trial in candidates], dtype=np.bool_)
     families = [family(trial.config) for trial in candidates]
     line = _front_line(values[on_front & (len(front.metrics) == 2)], x.direction)
-    plot.plot(*line.T, color=_ACCENT, linewidth=1.4, zorder=1, label="front" if len(line) else None)
+    plot.plot(*line.T, color=ACCENT, linewidth=1.4, zorder=1, label="front" if len(line) else None)
     for name, look in looks(families).items():
         rows = np.array([own == name for own in families], dtype=np.bool_)
         for member in (False, True):
@@ -298,162 +280,9 @@ def plot_front(
         return
     named = named_trials(front, found)
     if small:
-        _write_numbers(plot, front, named)
+        write_numbers(plot, front, named)
     else:
-        _write_names(plot, _points_of(named, front)[0], named)
-
-
-def _points_of(trials: Sequence[Trial], front: Front) -> tuple[Floats, Floats]:
-    """The trials' values in the front's first two metrics, and their errors, 0 if unknown: each
-    [trials, 2].
-    """
-    entries = [[trial.metrics[metric.name] for metric in front.metrics[:2]] for trial in trials]
-    values = np.array([[entry.value for entry in row] for row in entries], dtype=np.float64)
-    errors = np.array(
-        [[entry.known_error or 0.0 for entry in row] for row in entries], dtype=np.float64
-    )
-    return values.reshape(-1, 2), errors.reshape(-1, 2)
-
-
-def _write_numbers(plot: Axes, front: Front, named: Sequence[Candidate]) -> None:
-    """Write the trials' names in tables beside their points: of the `named` ones, and of others
-    where there is room.
-    """
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.text import Text
-
-    figure: Any = plot.get_figure(root=True)
-    figure.draw_without_rendering()  # sets the limits and the size of the plot
-    names = {trial.name for trial in named}
-    others = [trial for trial in front.candidates if trial.name not in names]
-    if len(front.candidates) > _MAX_NUMBERS:
-        others = [trial for trial in others if trial.on_front or trial.record.label.strip()]
-    trials, unit = [*named, *others], 72 / figure.dpi  # of a dot, in 1/72 inch
-    size = FontProperties(size=_styled("legend.fontsize", _SMALL_LEGEND)).get_size_in_points()
-    texts = [
-        Text(text=trial.name, fontsize=size, parse_math=False, figure=figure) for trial in trials
-    ]
-    frames = [text.get_window_extent() for text in texts]
-    sizes = np.array([(frame.width, _DIGITS * frame.height) for frame in frames]) * unit
-    corner = np.array(plot.bbox.p0)
-    values = _points_of(trials, front)[0]
-    points = (plot.transData.transform(values) - corner) * unit
-    marks, lines = _drawn(plot)
-    centres = place_numbers(
-        points, sizes, marks, lines, (plot.bbox.width * unit, plot.bbox.height * unit), len(named)
-    )
-    for trial, value, offset, point in zip(trials, values, centres - points, points, strict=True):
-        if np.isnan(offset).any():
-            continue
-        colour = _ink() if trial.on_front else _styled("text.color", _SOFT)
-        ground = _styled("axes.facecolor", "white")
-        clear = mark_radius(point, marks)
-        leader = {
-            "arrowstyle": "-",
-            "color": colour,
-            "linewidth": 0.5,
-            "shrinkA": 0,
-            "shrinkB": clear,
-        }
-        plot.annotate(
-            trial.name,
-            (value[0], value[1]),
-            offset,
-            textcoords="offset points",
-            color=colour,
-            zorder=2.5,
-            fontsize=size,
-            ha="center",
-            va="center_baseline",
-            parse_math=False,
-            bbox={"facecolor": ground, "edgecolor": "none", "pad": 0.3, "alpha": 0.8},
-            arrowprops=leader if np.hypot(*offset) > clear + _NEAR * size else None,
-        )
-
-
-def _drawn(plot: Axes) -> tuple[Floats, Floats]:
-    """The marks of a plot, x, y and radius of each [m, 3], and points along its lines and error
-    bars [p, 2]: in 1/72 inch from its lower left corner.
-    """
-    from matplotlib.collections import LineCollection, PathCollection
-    from matplotlib.path import Path
-
-    figure: Any = plot.get_figure(root=True)
-    marks = [np.empty((0, 3))]
-    paths = [line.get_transform().transform(line.get_xydata()) for line in plot.lines]
-    for drawn in plot.collections:
-        if isinstance(drawn, PathCollection):
-            places = drawn.get_offset_transform().transform(np.asarray(drawn.get_offsets()))
-            radii = np.sqrt(np.resize(drawn.get_sizes(), len(places))) / 2 * figure.dpi / 72
-            marks.append(np.column_stack([places, radii]))
-        elif isinstance(drawn, LineCollection):
-            paths += [drawn.get_transform().transform(segment) for segment in drawn.get_segments()]
-    corner = np.array(plot.bbox.p0)
-    unit = 72 / figure.dpi
-    lines = [np.empty((0, 2))]
-    for path in paths:  # its part within the plot, without gaps
-        seen: Any = Path(path).cleaned(remove_nans=True, clip=plot.bbox.extents)
-        for begin, end, kind in zip(seen.vertices, seen.vertices[1:], seen.codes[1:], strict=False):
-            if kind == Path.LINETO:
-                count = 2 + int(np.hypot(*(end - begin)) * unit / _LINE_STEP)
-                lines.append(np.linspace(begin, end, count))
-    found = np.concatenate(marks)
-    found[:, :2] -= corner
-    return found * unit, (np.concatenate(lines) - corner) * unit
-
-
-def _write_names(plot: Axes, points: Floats, named: Sequence[Candidate]) -> None:
-    """Write names in the right margin, each as near to the height of its point as the others allow,
-    with a line to it: the first ones, as many as the plot is high.
-
-    points: of the trials [n, 2].
-    """
-    from matplotlib.font_manager import FontProperties
-
-    figure: Any = plot.get_figure(root=True)
-    figure.draw_without_rendering()  # sets the limits and the size of the plot
-    size = FontProperties(size=_styled("legend.fontsize", _LEGEND_SIZE)).get_size_in_points()
-    texts = [short_title(trial) for trial in named]
-    unit = figure.dpi / 72 / plot.get_window_extent().height  # 1/72 inch in heights of the plot
-    sizes = np.array(
-        [unit * (_NAME_GAP + _NAME_LINE * size * len(text.splitlines())) for text in texts]
-    )
-    # more would push the plot out of the figure
-    sizes = sizes[: max(1, int((np.cumsum(sizes) <= 1).sum()))]
-    heights = plot.transAxes.inverted().transform(plot.transData.transform(points))[: len(sizes), 1]
-    order = np.argsort(heights)
-    for i, height in zip(order, _apart(heights[order], sizes[order]), strict=True):
-        plot.annotate(
-            texts[i],
-            (points[i, 0], points[i, 1]),
-            (_NAME_PLACE, height),
-            textcoords="axes fraction",
-            ha="left",
-            va="center",
-            fontsize=size,
-            color=_ink() if named[i].on_front else _styled("text.color", _SOFT),
-            zorder=5,
-            parse_math=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": _LEADER,
-                "linewidth": 0.6,
-                "shrinkA": 1,
-                "shrinkB": 4,
-            },
-        )
-
-
-def _apart(heights: Floats, sizes: Floats) -> Floats:
-    """Centres [n], near the rising heights [n], of names of these sizes [n] that lie above one
-    another from 0 on.
-    """
-    gaps = (sizes[1:] + sizes[:-1]) / 2
-    offsets = np.concatenate([[0.0], np.cumsum(gaps)])
-    lowest = np.maximum.accumulate(np.maximum(heights, sizes[0] / 2) - offsets)
-    highest = max(1 - sizes[-1] / 2 - offsets[-1], sizes[0] / 2)
-    centres: Floats = np.minimum(lowest, highest) + offsets
-    return centres
+        write_names(plot, points_of(named, front)[0], named)
 
 
 def _front_line(points: Floats, x_direction: str) -> Floats:
@@ -489,7 +318,7 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
         * (_SIZE if strong else _PALE_SIZE)
         * _areas(plot)
     )
-    ground = _styled("axes.facecolor", "white")
+    ground = styled("axes.facecolor", "white")
     colour = _colour(look)
     face, edge = (colour, ground) if strong else (ground, colour)
     plot.scatter(
@@ -508,7 +337,7 @@ def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice]) -> None
         low, high = plot.get_ylim()
         if low < level < high:
             name = f"{factor:g} × vanilla" + ("" if _is_small(plot) else f"'s {quality.name}")
-            plot.axhline(level, color=_ACCENT, linewidth=1.0, dashes=(5, 4), zorder=1, label=name)
+            plot.axhline(level, color=ACCENT, linewidth=1.0, dashes=(5, 4), zorder=1, label=name)
     for kind, trial in found.items():
         x, y = (trial[metric.name] for metric in front.metrics[:2])
         plot.scatter([x], [y], facecolors="none", zorder=4, **_ring(plot, kind))
@@ -519,28 +348,5 @@ def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice]) -> None
 
 
 def _ring(plot: Axes, kind: str) -> dict[str, Any]:
-    ring = {"edgecolors": _ink(), **_RINGS[kind]}
+    ring = {"edgecolors": ink(), **_RINGS[kind]}
     return ring | {"s": ring["s"] * _areas(plot)}
-
-
-def named_trials(front: Front, found: Mapping[str, Choice]) -> list[Candidate]:
-    """The candidates to name, the most important first: choices, vanilla, others on the front,
-    others with a label.
-    """
-    vanilla = [trial for trial in front.candidates if trial.is_vanilla]
-    named: dict[str, Candidate] = {trial.name: trial for trial in [*found.values(), *vanilla]}
-    labelled = [trial for trial in front.candidates if trial.record.label.strip()]
-    for group in (front.members, labelled):
-        others = [trial for trial in group if trial.name not in named]
-        count = min(_MAX_NAMES - len(named), len(others))
-        places = np.linspace(0, len(others) - 1, count).round().astype(int) if count > 0 else ()
-        named |= {others[place].name: others[place] for place in places}
-    return list(named.values())
-
-
-def short_title(trial: Trial) -> str:
-    """Its label, else its setting's name, in lines."""
-    name = clean(trial.record.label)
-    return "\n".join(
-        wrap(name if name.strip(" �") else trial.setting, _MAX_LINE, break_long_words=False)
-    )

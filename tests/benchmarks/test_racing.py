@@ -18,7 +18,7 @@ from benchmarks.racing import (
     run_sweeps,
     simulate,
 )
-from orchestrator.run.racing import Race, Scores, Stop
+from orchestrator.run.race import Race, Scores, Stop
 
 SWEEPS = 25
 

@@ -45,8 +45,8 @@ TRIALS = 12
 # new node takes.
 PATIENT_COMMAND = """
 from orchestrator.cli.app import main
-from orchestrator.cluster import pool
-pool._SILENCE_TIMEOUT_S = 3600.0
+from orchestrator.cluster import pool_worker
+pool_worker._SILENCE_TIMEOUT_S = 3600.0
 main()
 """
 STATUS_INTERVAL_S = 0.2  # each question about a job costs milliseconds in three of Ray's processes

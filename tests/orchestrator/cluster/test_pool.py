@@ -20,8 +20,10 @@ import ray
 from ray.core.generated import common_pb2
 
 from orchestrator.cluster import pool as pool_module
+from orchestrator.cluster import pool_worker
 from orchestrator.cluster.placement import Slots
-from orchestrator.cluster.pool import Attempts, AwakeClock, Pool, describe_error
+from orchestrator.cluster.pool import Pool
+from orchestrator.cluster.pool_worker import Attempts, AwakeClock, describe_error
 from orchestrator.cluster.ray_internals import without_services
 from orchestrator.cluster.tasks import PoolError, SweepError, Task, TaskResult
 from orchestrator.store.events import Event, Workers
@@ -371,11 +373,11 @@ def test_a_silent_worker_is_replaced(
     collect_until(pool, lambda: pids(log, 1))
     (stopped,) = pids(log, 1)
     os.kill(stopped, signal.SIGSTOP)
-    clock.now += pool_module._PING_INTERVAL_S
+    clock.now += pool_worker._PING_INTERVAL_S
     pool.collect(0.0)
     # the other one answered
     collect_until(pool, lambda: sum(worker._ping is None for worker in pool._workers) == 1)
-    clock.now += pool_module._SILENCE_TIMEOUT_S - 1
+    clock.now += pool_worker._SILENCE_TIMEOUT_S - 1
     assert pool.collect(0.0) == []
     assert lost == []
     clock.now += 2
@@ -399,7 +401,7 @@ def test_an_idle_worker_that_died_is_replaced(
     (idle,) = pids(tmp_path / "log", 2)
     before = names(pool)
     os.kill(idle, signal.SIGKILL)
-    clock.now += pool_module._PING_INTERVAL_S
+    clock.now += pool_worker._PING_INTERVAL_S
     collect_until(pool, lambda: lost)
     both_up(pool)
     assert names(pool) != before
@@ -414,7 +416,7 @@ def test_a_worker_that_does_not_stop_a_withdrawn_task_is_replaced(
     collect_until(pool, lambda: pids(log, 0))
     pool.withdraw([task(0, trial=1).name])
     pool.submit(task(1, trial=2))
-    clock.now += pool_module._CANCEL_TIMEOUT_S + 1
+    clock.now += pool_worker._CANCEL_TIMEOUT_S + 1
     (done,) = collect_all(pool, 1)
     assert done.output == {"n": 1}
     assert ["did not stop its task within 60 s" in (loss.note or "") for loss in lost] == [True]
@@ -432,7 +434,7 @@ def test_a_worker_that_hangs_while_it_loads_is_replaced(
     collect_until(pool, lambda: hung.exists() and hung.read_text())
     assert pool.collect(0.0) == []
     assert pool._workers[0].since == 0, "it has a process"
-    clock.now += pool_module._START_TIMEOUT_S - 1
+    clock.now += pool_worker.START_TIMEOUT_S - 1
     assert pool.collect(0.0) == []
     assert warnings == []
     clock.now += 2
@@ -454,7 +456,7 @@ def test_a_worker_that_waits_for_a_node_is_not_late(
         Pool({"log": str(tmp_path / "log")}, Slots(1, cpus=99.0), None, events.append)
     ) as pool:
         for _ in range(10):
-            clock.now += pool_module._START_TIMEOUT_S
+            clock.now += pool_worker.START_TIMEOUT_S
             assert pool.collect(0.1) == []
         with pytest.raises(PoolError, match=r"no worker started within 0\.1 s"):
             pool.first_facts(0.1)

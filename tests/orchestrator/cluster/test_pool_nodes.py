@@ -19,6 +19,7 @@ import pytest
 import ray
 
 from orchestrator.cluster import pool as pool_module
+from orchestrator.cluster import pool_worker
 from orchestrator.cluster.cluster import alive_nodes, connected
 from orchestrator.cluster.placement import ANYWHERE, Placement, Slots, check_demand
 from orchestrator.cluster.pool import Pool
@@ -74,7 +75,7 @@ def actors() -> Iterator[None]:
         patch.setattr(pool_module, "actor_class", lambda: remote(max_concurrency=2)(Kinds))
         patch.setattr(pool_module, "_GROW_INTERVAL_S", 0.5)
         patch.setattr(pool_module, "_WATCH_INTERVAL_S", 0.5)
-        patch.setattr(pool_module, "_PING_INTERVAL_S", 0.5)
+        patch.setattr(pool_worker, "_PING_INTERVAL_S", 0.5)
         yield
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
 

@@ -15,14 +15,8 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from orchestrator.front.joint import JointErrors
-from orchestrator.run.racing import (
-    EarlyStopping,
-    Race,
-    Scores,
-    Stop,
-    at_full_size,
-    front_probabilities,
-)
+from orchestrator.run.race import Race, Scores, Stop
+from orchestrator.run.racing import EarlyStopping, at_full_size, front_probabilities
 from orchestrator.store.records import EarlyStop, State, TrialRecord, may_compare_speeds
 from search_spaces.sweep import SweepConfig
 from workers.metrics.definition import Direction, Metric
