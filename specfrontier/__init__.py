@@ -21,19 +21,20 @@ from workers.runtime.process import use_threads
 if TYPE_CHECKING:
     from orchestrator.errors import CommandError, QueryError
     from orchestrator.front.trial import Trial
+    from orchestrator.images import DrawnImage, ImageEngine
     from orchestrator.store.files import NoSweepError
     from search_spaces.params import ConfigError
     from search_spaces.presets import PRESETS
     from search_spaces.trial import DecodingConfig
-    from specfrontier.images import DrawnImage, ImageEngine, load_engine
+    from specfrontier.images import load_engine
     from specfrontier.sweep import Sweep
 
 _HOMES = {
     "Sweep": "specfrontier.sweep",
     "Trial": "orchestrator.front.trial",
     "load_engine": "specfrontier.images",
-    "ImageEngine": "specfrontier.images",
-    "DrawnImage": "specfrontier.images",
+    "ImageEngine": "orchestrator.images",
+    "DrawnImage": "orchestrator.images",
     "DecodingConfig": "search_spaces.trial",
     "PRESETS": "search_spaces.presets",
     "ConfigError": "search_spaces.params",
@@ -41,6 +42,7 @@ _HOMES = {
     "NoSweepError": "orchestrator.store.files",
     "CommandError": "orchestrator.errors",
 }
+_WITH_TORCH = ("specfrontier.images", "orchestrator.images")
 __all__ = [
     "PRESETS",
     "CommandError",
@@ -58,7 +60,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name in _HOMES:
-        if _HOMES[name] == "specfrontier.images" and "torch" not in sys.modules:
+        if _HOMES[name] in _WITH_TORCH and "torch" not in sys.modules:
             use_threads()  # as the commands do; torch reads it when it is imported
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,195 +5,31 @@ statistics and config.
 from __future__ import annotations
 
 import json
-import re
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, PngImagePlugin
 
+from orchestrator.cli.gallery import SUMMARIES, Gallery, remove_previous
 from orchestrator.cli.query_options import GenerationOptions
-from orchestrator.errors import (
-    FAILED,
-    INTERRUPTED,
-    WRONG_USAGE,
-    CommandError,
-    ends_with,
-    in_memory,
-)
+from orchestrator.errors import FAILED, WRONG_USAGE, ends_with, in_memory
+from orchestrator.images import DEFAULT_BATCH, ImageEngine
 from orchestrator.options import find_models, pick_device
 from orchestrator.shown.status import drafter_warning, is_hardly_accepted
 from orchestrator.store.config_file import Setting
-from orchestrator.store.names import VANILLA, SettingNames, format_number
+from orchestrator.store.names import VANILLA, format_number
 from orchestrator.text import counted
-from search_spaces.documents import write_document
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.data.pictures import accepted_by_cell, contact_sheet, enlarge, heat_map, to_pictures
-from workers.decoding.engine import DecodingError, Engine
+from workers.decoding.engine import Engine
 from workers.decoding.kernels import implementation
-from workers.decoding.state import Request
-from workers.decoding.statistics import Result
-from workers.decoding.timer import PHASES
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_entry
 from workers.metrics.estimate import measured, ratio_estimate
 from workers.models.checkpoint_files import collect_notes
 from workers.runtime.device import device_name, this_device, versions
-from workers.runtime.timing import time_in_turn
-
-_PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
-_BATCH = 16  # by default
-_MAX_CAPTION_CHARS = 48  # characters of a caption in a file name
-_PICTURE_NAME = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # as `file_name` writes it
-_STATISTICS = "statistics.json"
-_SUMMARIES = ("contact_sheet.png", "heatmap.png", "config.yaml")
-_MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
-
-
-@dataclass
-class Gallery:
-    """The images of one engine: each is written to the folder as soon as it is added. results,
-    pictures: by request.
-    """
-
-    engine: Engine
-    folder: Path
-    results: dict[Request, Result] = field(default_factory=dict)
-    pictures: dict[Request, Image.Image] = field(default_factory=dict)
-
-    def add(self, result: Result) -> None:
-        """Write one picture, with caption and config digest as PNG text, and keep it."""
-        request, engine = result.request, self.engine
-        (picture,) = to_pictures(engine.target.decode(result.tokens[None].to(engine.device)))
-        note = PngImagePlugin.PngInfo()
-        note.add_itxt("caption", request.caption)
-        image = f"caption {request.caption_id}, sample {request.sample}"
-        note.add_text(
-            "specfrontier", f"config {engine.config.digest()}, seed {engine.seed}, {image}"
-        )
-        enlarge(picture, _PICTURE_SIDE).save(self.folder / file_name(request), pnginfo=note)
-        self.results[request], self.pictures[request] = result, picture
-
-    def generate(self, requests: Sequence[Request]) -> float:
-        """Generate the images of all requests.
-
-        Returns the engine's wall time in seconds; it excludes decoding tokens to pixels and writing
-        files.
-
-        Raises:
-            CommandError: decoding failed (1) or was interrupted (130).
-        """
-        seconds, mark = 0.0, time.perf_counter()
-        with self.progress(len(requests)) as advance:
-            for result in self.engine.run(requests):
-                seconds += time.perf_counter() - mark
-                self.add(result)
-                advance()
-                mark = time.perf_counter()
-        return seconds
-
-    def generate_beside(
-        self, vanilla: Gallery, requests: Sequence[Request]
-    ) -> list[dict[str, Any]]:
-        """Generate vanilla's images too, in turn, batch by batch; returns the timings (see
-        `time_in_turn`): vanilla is setting 0, this one setting 1.
-
-        Both first generate a batch that is not timed. A batch ends with its longest image, as in a
-        sweep's timings.
-
-        Raises:
-            CommandError: decoding failed (1) or was interrupted (130).
-        """
-        size, target = self.engine.batch_size, self.engine.target
-        batches = [requests[start : start + size] for start in range(0, len(requests), size)]
-        galleries = (vanilla, self)
-        found: tuple[dict[Request, Result], dict[Request, Result]] = ({}, {})
-
-        def run(side: int, batch: Sequence[Request]) -> list[Result]:
-            results = list(galleries[side].engine.run(batch))
-            for result in results:
-                # the batch that is not timed is generated again
-                if side and result.request not in found[side]:
-                    advance()
-                found[side][result.request] = result
-            return results
-
-        with self.progress(len(requests)) as advance:
-            try:
-                return time_in_turn(
-                    {str(side): partial(run, side) for side in (0, 1)},
-                    batches,
-                    self.engine.device,
-                    encode=lambda batch: target.encode(
-                        [request.caption for request in batch], guided=False
-                    ),
-                )
-            finally:
-                for gallery, results in zip(galleries, found, strict=True):
-                    for result in results.values():
-                        gallery.add(result)
-
-    @contextmanager
-    def progress(self, images: int) -> Iterator[Callable[[], None]]:
-        """A bar (see `_progress`) around decoding, whose errors become CommandErrors: 1 failed, 130
-        interrupted.
-        """
-        try:
-            with ends_with(FAILED, DecodingError, OSError), _progress(images) as advance:
-                yield advance
-        except KeyboardInterrupt:
-            done = f"{len(self.results)} of {images} images are in {self.folder}"
-            again = "The same command generates the same images again"
-            raise CommandError(f"interrupted; {done}. {again}", INTERRUPTED) from None
-
-    def write(
-        self, header: Mapping[str, Any], wall_seconds: float, comments: str = ""
-    ) -> dict[str, Any]:
-        """Write contact_sheet.png, heatmap.png, statistics.json and config.yaml; returns the
-        statistics.
-
-        header: facts of the run, to which those of the config are added. comments: at the head of
-        config.yaml.
-        """
-        config, grid = self.engine.config, self.engine.target.grid
-        results = sorted(
-            self.results.values(),
-            key=lambda result: (result.request.caption_id, result.request.sample),
-        )
-        rows = [_image_row(result) for result in results]
-        cells = accepted_by_cell(
-            (result.statistics.emitted.tolist() for result in results), grid.rows, grid.cols
-        )
-        overall = _overall(rows, wall_seconds)
-        own = {"setting": SettingNames(Sampling()).name(config), "config": config.to_mapping()}
-        own["digest"] = config.digest()
-        statistics = {
-            **header,
-            **own,
-            "overall": overall,
-            "accepted_length_by_cell": cells,
-            "images": rows,
-        }
-        pictures = [self.pictures[result.request] for result in results]
-        contact_sheet(pictures, [row["caption"] for row in rows]).save(
-            self.folder / "contact_sheet.png"
-        )
-        mean, images = overall["mean_accepted_length"], counted(len(rows), "image")
-        # passes that accept more cover more cells, so the mean over cells exceeds the mean over
-        # passes
-        title = f"accepted length of each cell's pass, {images} (mean over passes {mean:.2f})"
-        heat_map(cells, title).save(self.folder / "heatmap.png")
-        text = json.dumps(statistics, indent=2, ensure_ascii=False)
-        (self.folder / _STATISTICS).write_text(text + "\n", "utf-8")
-        text = comments + write_document(config.to_mapping(), is_compact=False)
-        (self.folder / "config.yaml").write_text(text, "utf-8")
-        return statistics
 
 
 def generate_images(
@@ -205,18 +41,20 @@ def generate_images(
 ) -> str:
     """Generate all images and write the output folder; returns the text to print.
 
-    mapping: a `DecodingConfig` as a mapping; missing sampling keys have the target's defaults.
-    setting: where the config is from. preset: the name that the user gave, for the statistics.
+    Args:
+        mapping: A `DecodingConfig` as a mapping; missing sampling keys have the target's defaults.
+        captions: One or more texts.
+        setting: Where the config is from.
+        preset: The name that the user gave, for the statistics.
+        options: How images are generated, and where they go.
 
     Raises:
         CommandError: config, models, captions or folder are invalid (2); weights or decoding fail
             (1); interrupt (130).
     """
-    folder, batch, device = (
-        Path(options.out),
-        options.batch or setting.batch or _BATCH,
-        pick_device(options.device),
-    )
+    folder = Path(options.out)
+    device = pick_device(options.device)
+    batch = options.batch or setting.batch or DEFAULT_BATCH
     with in_memory(
         "while loading the models; free some memory, use a larger device, or set dtype: bfloat16"
     ):
@@ -225,30 +63,23 @@ def generate_images(
             models = load_entry(entry, device)
         with ends_with(WRONG_USAGE):
             config = DecodingConfig.from_mapping(mapping, models.target.sampling)
-            gallery = Gallery(models.engine(config, seed=options.seed, batch_size=batch), folder)
-            models.target.check(captions)  # all of them, before the first image is generated
-    requests = [
-        Request(index, text, sample)
-        for index, text in enumerate(captions)
-        for sample in range(options.samples)
-    ]
+            gallery = Gallery(_engine(models, config, options.seed, batch), folder)
+            # all captions are checked before the first image is generated
+            requests = gallery.engine.requests(captions, options.samples)
     with ends_with(WRONG_USAGE):
-        replaced = _remove_previous(folder) + _remove_previous(folder / VANILLA, *_SUMMARIES)
-        with suppress(OSError):  # it has files of others
-            (folder / VANILLA).rmdir()
+        replaced = _remove_previous_run(folder)
     baseline = _vanilla(config, setting, models.target.sampling)
-    vanilla, timings = None, list[dict[str, Any]]()
+    vanilla: Gallery | None = None
+    timings: list[dict[str, Any]] = []
     with in_memory(f"at batch {batch}; try --batch {max(1, batch // 2)}"):
         if options.against is None:
             seconds = gallery.generate(requests)
         else:
-            vanilla = Gallery(
-                models.engine(baseline, seed=options.seed, batch_size=batch), folder / VANILLA
-            )
+            vanilla = Gallery(_engine(models, baseline, options.seed, batch), folder / VANILLA)
             vanilla.folder.mkdir(exist_ok=True)
             timings = gallery.generate_beside(vanilla, requests)
-            vanilla_seconds, seconds = map(sum, _by_setting(timings, "wall"))
-    header = _header(mapping, gallery.engine, models, setting, len(requests)) | {
+            seconds = sum(_by_setting(timings, "wall")[1])
+    header = _header(mapping, gallery.engine.decoder, models, setting, len(requests)) | {
         "preset": preset,
         "lossless": config.is_lossless(baseline.sampling, models.target.grid.cols),
         "samples": options.samples,
@@ -264,16 +95,38 @@ def generate_images(
     with ends_with(FAILED):
         statistics = gallery.write(header, seconds, setting.comments_for(config.digest()))
         if vanilla is not None:
-            others: dict[str, Any] = {
-                "preset": None,
-                "origin": "",
-                "measured": None,
-                "against": None,
-                "warnings": [],
-            }
-            vanilla.write(header | others | {"lossless": True}, vanilla_seconds)
+            _write_vanilla(vanilla, header, timings)
     as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
     return as_json if options.as_json else _summary(statistics, folder, replaced)
+
+
+def _engine(models: Models, config: DecodingConfig, seed: int, batch: int) -> ImageEngine:
+    return ImageEngine(models.engine(config, seed=seed, batch_size=batch))
+
+
+def _remove_previous_run(folder: Path) -> int:
+    """Remove the previous run's files, and those of its vanilla; returns how many pictures there
+    were.
+    """
+    replaced = remove_previous(folder) + remove_previous(folder / VANILLA, *SUMMARIES)
+    with suppress(OSError):  # it has files of others
+        (folder / VANILLA).rmdir()
+    return replaced
+
+
+def _write_vanilla(
+    vanilla: Gallery, header: Mapping[str, Any], timings: Sequence[Mapping[str, Any]]
+) -> None:
+    """Write vanilla's summaries. header: the setting's, whose facts of the setting do not apply."""
+    own: dict[str, Any] = {
+        "preset": None,
+        "origin": "",
+        "measured": None,
+        "against": None,
+        "warnings": [],
+        "lossless": True,
+    }
+    vanilla.write({**header, **own}, sum(_by_setting(timings, "wall")[0]))
 
 
 def _speedup(timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -316,7 +169,8 @@ def _header(
     """What the statistics say of the run besides its images. measured: the speed-up that a sweep
     measured of this config, and why it is not that of this run.
     """
-    batch, promised = min(engine.batch_size, images), None
+    batch = min(engine.batch_size, images)
+    promised = None
     if setting.speed is not None:
         files = setting.differing_files(models.hashes)
         devices = [str(this_device(engine.device)), device_name(engine.device)]
@@ -347,168 +201,68 @@ def _warnings(gallery: Gallery, drafter: str, files: Mapping[str, str]) -> list[
     """A sentence if hardly anything is accepted of a drafter with weights. files: of the models, by
     key.
     """
-    images = [result.statistics for result in gallery.results.values()]
-    tokens, passes = (
-        sum(int(image.emitted.sum()) for image in images),
-        sum(image.passes for image in images),
-    )
+    images = [drawn.statistics for drawn in gallery.images.values()]
+    tokens = sum(int(image.emitted.sum()) for image in images)
+    passes = sum(image.passes for image in images)
     file = files.get(f"drafters.{drafter}")
     is_bad = file is not None and is_hardly_accepted(tokens, passes)
     return [drafter_warning(drafter, str(file), tokens, passes)] if is_bad else []
-
-
-def _remove_previous(folder: Path, *others: str) -> int:
-    """Remove the pictures that the statistics.json of the previous run names, and its other files
-    that the next run does not write, so that a folder holds one run; returns how many pictures
-    there were.
-    """
-    statistics = folder / _STATISTICS
-    try:
-        names = [str(row["file"]) for row in json.loads(statistics.read_text("utf-8"))["images"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0  # no previous run, or another program's file
-    pictures = [
-        folder / name
-        for name in names
-        if _PICTURE_NAME.fullmatch(name) and (folder / name).exists()
-    ]
-    for path in [*pictures, statistics, *(folder / name for name in others)]:
-        path.unlink(missing_ok=True)
-    return len(pictures)
-
-
-@contextmanager
-def _progress(images: int) -> Iterator[Callable[[], None]]:
-    """A bar with the time that is left, on a terminal; yields a function to call after each
-    image.
-    """
-    if not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-    from rich.progress import TimeRemainingColumn as TimeLeft
-
-    columns = (
-        SpinnerColumn(),
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TextColumn("images"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, TimeLeft(), TextColumn("left"), console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=images)
-        yield lambda: bar.advance(task)
-
-
-def file_name(request: Request) -> str:
-    """Caption id, sample, and the caption's letters and digits: `0000-0-a-large-red-circle.png`."""
-    slug = (
-        re.sub(r"[^a-z0-9]+", "-", request.caption.lower())
-        .strip("-")[:_MAX_CAPTION_CHARS]
-        .rstrip("-")
-    )
-    return f"{request.caption_id:04d}-{request.sample}{'-' if slug else ''}{slug}.png"
-
-
-def _image_row(result: Result) -> dict[str, Any]:
-    """The statistics of one image. `latency`: its share of the seconds of its passes."""
-    request, statistics = result.request, result.statistics
-    return {
-        "file": file_name(request),
-        "caption_id": request.caption_id,
-        "caption": request.caption,
-        "sample": request.sample,
-        "target_passes": statistics.passes,
-        **{name: getattr(statistics, name) for name in _MEANS},
-        "latency": statistics.latency,
-        "seconds": {phase: statistics.seconds[phase] for phase in PHASES},
-    }
-
-
-def _overall(rows: Sequence[dict[str, Any]], wall_seconds: float) -> dict[str, Any]:
-    """Statistics over all images.
-
-    Accepted length: all tokens except those of the prefills, divided by all target passes. Step
-    compression and tree depth: means over the images. `latency`: wall time per image at this batch
-    size, a process's warm-up included unless the run was timed against vanilla's. `seconds`: sums
-    over the images.
-    """
-    passes = sum(row["target_passes"] for row in rows)
-    means = {name: sum(row[name] for row in rows) / len(rows) for name in _MEANS}
-    means["mean_accepted_length"] = (
-        sum(row["mean_accepted_length"] * row["target_passes"] for row in rows) / passes
-    )
-    return {
-        "images": len(rows),
-        "target_passes": passes,
-        **means,
-        "latency": wall_seconds / len(rows),
-        "wall_seconds": wall_seconds,
-        "seconds": {phase: sum(row["seconds"][phase] for row in rows) for phase in PHASES},
-    }
 
 
 def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
     """The setting, its speed and its passes of the target, in words, and the files. replaced:
     images of the last run.
     """
-    means, config = statistics["overall"], statistics["config"]
-    images, speed = (
-        means["images"],
-        f"{1 / means['latency']:.3g} images/s at batch {statistics['batch']}",
-    )
-    warm_up = ", warm-up included" if statistics["against"] is None else ""
-    is_vanilla = DecodingConfig.from_mapping(config).is_vanilla
-    exactness = "" if is_vanilla else ", lossless" if statistics["lossless"] else ", not lossless"
-    tokens, total = means["mean_accepted_length"], sum(means["seconds"].values())
-    passes = (
-        f"{means['target_passes'] / images:.1f} target passes per image, each for {tokens:.2f} "
-        "tokens"
-    )
-    drafts = (
-        f" (vanilla: 1); {100 * means['seconds']['drafter'] / total:.0f} % of the time went into "
-        "drafting"
-    )
-    promised, against = statistics["measured"], statistics["against"]
-    ratio = "" if against is None else measured(against["speedup"], against["error"])
-    ratio += (
-        ", of one batch, so without an error"
-        if against is not None and against["error"] is None
-        else ""
-    )
-    return "\n".join(
-        [
-            (
-                f"{statistics['setting']}{exactness}, target {statistics['target']} on "
-                f"{statistics['device']}"
-            ),
-            *([statistics["origin"]] if statistics["origin"] else []),
-            _describe_sampling(config["sampling"], statistics["default_sampling"]),
-            f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s{warm_up}: {speed}",
-            passes + ("" if is_vanilla else drafts),
-            *([] if promised is None else [promised["text"]]),
-            *(
-                []
-                if against is None
-                else [f"speed-up against vanilla in this run: {ratio}; images: {against['folder']}"]
-            ),
-            *(f"note: {text}" for text in statistics["warnings"]),
-            f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)",
-            *(
-                [f"replaced {counted(replaced, 'image')} of the last run; --out keeps runs apart"]
-                if replaced
-                else []
-            ),
-        ]
-    )
+    means = statistics["overall"]
+    config = statistics["config"]
+    images = means["images"]
+    against = statistics["against"]
+    warm_up = ", warm-up included" if against is None else ""
+    speed = f"{1 / means['latency']:.3g} images/s at batch {statistics['batch']}"
+    lines = [
+        f"{_describe_setting(statistics)}, target {statistics['target']} on {statistics['device']}"
+    ]
+    if statistics["origin"]:
+        lines.append(statistics["origin"])
+    lines += [
+        _describe_sampling(config["sampling"], statistics["default_sampling"]),
+        f"{counted(images, 'image')} in {means['wall_seconds']:.2f} s{warm_up}: {speed}",
+        _describe_passes(means, is_vanilla=DecodingConfig.from_mapping(config).is_vanilla),
+    ]
+    if statistics["measured"] is not None:
+        lines.append(statistics["measured"]["text"])
+    if against is not None:
+        ratio = measured(against["speedup"], against["error"])
+        if against["error"] is None:
+            ratio += ", of one batch, so without an error"
+        lines.append(f"speed-up against vanilla in this run: {ratio}; images: {against['folder']}")
+    lines += [f"note: {text}" for text in statistics["warnings"]]
+    lines.append(f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)")
+    if replaced:
+        lines.append(
+            f"replaced {counted(replaced, 'image')} of the last run; --out keeps runs apart"
+        )
+    return "\n".join(lines)
+
+
+def _describe_setting(statistics: Mapping[str, Any]) -> str:
+    """The setting's name, and whether it is lossless, which vanilla is without saying."""
+    name: str = statistics["setting"]
+    if DecodingConfig.from_mapping(statistics["config"]).is_vanilla:
+        return name
+    return f"{name}, lossless" if statistics["lossless"] else f"{name}, not lossless"
+
+
+def _describe_passes(means: Mapping[str, Any], *, is_vanilla: bool) -> str:
+    """The target's passes, and the drafter's share of the time."""
+    passes = means["target_passes"] / means["images"]
+    length = means["mean_accepted_length"]
+    text = f"{passes:.1f} target passes per image, each for {length:.2f} tokens"
+    if is_vanilla:
+        return text
+    seconds = means["seconds"]
+    share = 100 * seconds["drafter"] / sum(seconds.values())
+    return f"{text} (vanilla: 1); {share:.0f} % of the time went into drafting"
 
 
 def _describe_sampling(sampling: Mapping[str, Any], defaults: Sequence[str]) -> str:

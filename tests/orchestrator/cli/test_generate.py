@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 import orchestrator.cli.generation
-from orchestrator.cli.generation import file_name
+from orchestrator.cli.gallery import file_name
 from orchestrator.errors import CommandError
 from orchestrator.options import pick_device
 from tests.fakes.command_line import CommandResult, error_of, specfrontier

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from orchestrator.cli.generation import _progress
+from orchestrator.cli.gallery import _progress
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])

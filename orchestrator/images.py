@@ -1,0 +1,96 @@
+"""Images from captions with one setting: what `specfrontier generate` and Python's `load_engine`
+generate with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from orchestrator.store.names import describe
+from search_spaces.trial import DecodingConfig
+from workers.data.pictures import to_pictures
+from workers.decoding.engine import Engine
+from workers.decoding.state import Request
+from workers.decoding.statistics import ImageStatistics, Result
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DEFAULT_BATCH = 16  # images that are generated together
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawnImage:
+    """An image, its tokens [rows * cols], and how it was decoded (accepted lengths, target passes,
+    seconds).
+    """
+
+    caption: str
+    sample: int
+    image: Image
+    tokens: Sequence[int]
+    statistics: ImageStatistics
+
+    def __repr__(self) -> str:
+        passes = self.statistics.passes
+        length = self.statistics.mean_accepted_length
+        return f"DrawnImage({self.caption!r}, {passes} target passes, {length:.2f} tokens each)"
+
+    def _repr_png_(self) -> bytes | None:
+        data: bytes | None = self.image._repr_png_()
+        return data
+
+
+class ImageEngine:
+    """A target, a drafter and a setting on one device. `decoder` is the library's own engine.
+
+    setting: the setting's name where it has one, as a trial's has; for reading.
+    """
+
+    def __init__(self, decoder: Engine, setting: str = "") -> None:
+        self.decoder = decoder
+        self._setting = setting or describe(decoder.config, decoder.target.sampling)
+
+    @property
+    def config(self) -> DecodingConfig:
+        return self.decoder.config
+
+    def draw(self, captions: str | Sequence[str], samples: int = 1) -> list[DrawnImage]:
+        """One image for each caption and sample, in that order. Seed, place in the list and sample
+        determine an image. The images have the target's own size.
+
+        Raises:
+            ValueError: the model cannot read a caption.
+            DecodingError: a model computed numbers that are not finite.
+        """
+        texts = [captions] if isinstance(captions, str) else captions
+        requests = self.requests(texts, samples)
+        images = {result.request: self.image_of(result) for result in self.decoder.run(requests)}
+        return [images[request] for request in requests]
+
+    def requests(self, captions: Sequence[str], samples: int) -> list[Request]:
+        """What the decoder generates for captions: `samples` images of each, in their order.
+
+        Raises:
+            ValueError: the model cannot read a caption; all are checked before the first image.
+        """
+        self.decoder.target.check(captions)
+        return [
+            Request(index, text, sample)
+            for index, text in enumerate(captions)
+            for sample in range(samples)
+        ]
+
+    def image_of(self, result: Result) -> DrawnImage:
+        """Decode the tokens of a result to pixels, which is no part of its seconds."""
+        request = result.request
+        tokens = result.tokens[None].to(self.decoder.device)
+        (picture,) = to_pictures(self.decoder.target.decode(tokens))
+        return DrawnImage(
+            request.caption, request.sample, picture, result.tokens.tolist(), result.statistics
+        )
+
+    def __repr__(self) -> str:
+        return f"ImageEngine({self.decoder.target.name}, {self._setting}, {self.decoder.device})"
