@@ -130,6 +130,7 @@ def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from orchestrator.doctor import checkup, plan
     from workers.loading.dry_run import footprint
+    from workers.runtime import peak_memory
 
     def remembered(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
         size = sum(parameter.numel() for parameter in models.target.parameters())
@@ -138,7 +139,7 @@ def equal_dry_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
             _DRY_RUNS[key] = footprint(models, config, batch, pictures)
         return _DRY_RUNS[key]
 
-    for module in (checkup, plan):
+    for module in (checkup, plan, peak_memory):
         monkeypatch.setattr(module, "footprint", remembered)
 
 

@@ -104,11 +104,6 @@ def launch(
         return storage.uri
     if not is_remote(source := config.reference.source) and local_path(source).is_dir():
         say(f"{config.name}: reference: {describe_reference(config.reference)}")
-    if 0 < (options.gpus_per_worker or 0) < 1:
-        from orchestrator.doctor.plan import peak_bytes
-
-        with ends_with(WRONG_USAGE), collect_notes():  # again
-            options = replace(options, peak_bytes=peak_bytes(config))
     run_sweep(config, storage, options, as_json=as_json)
     return storage.uri
 

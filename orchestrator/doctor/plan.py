@@ -8,8 +8,7 @@ The plan lists every assumption.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
@@ -23,7 +22,6 @@ from orchestrator.replay.predict import random_settings
 from orchestrator.run.timing import planned_sizes, session_of
 from orchestrator.text import counted, describe_duration
 from search_spaces.params import ConfigError
-from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import MAX_SHAPES
@@ -32,15 +30,13 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import (
     BUILTIN_NAME,
     Entry,
-    add_drafter,
     find_entry,
-    metric_bytes,
     published_entry,
     shape_only_models,
 )
-from workers.metrics.registry import weight_keys
 from workers.runtime.batch_size import IMAGES_PER_DECODE, automatic_batch
 from workers.runtime.memory import RESERVED_BYTES, format_bytes
+from workers.runtime.peak_memory import heaviest_setting, network_bytes
 
 
 @dataclass(frozen=True)
@@ -122,7 +118,7 @@ class Workload:
         Raises:
             ConfigError: the models support none of the settings.
         """
-        label, config, shapes, notes = _heaviest(sweep, shapes)
+        label, config, shapes, notes = heaviest_setting(sweep, shapes)
         batches, vanilla = _batches(sweep), DecodingConfig(sampling=sweep.sampling)
         small, plain = (
             {batch: footprint(shapes, setting, batch, 1) for batch in sweep.timing.batches}
@@ -205,36 +201,16 @@ def models_for_plan(sweep: SweepConfig) -> Models:
     return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
 
 
-def peak_bytes(sweep: SweepConfig) -> int:
-    """Memory that the sweep's heaviest setting takes of a GPU, at least, with the networks of its
-    metrics.
-
-    Raises:
-        ValueError: see `models_for_plan`, `Workload.of`.
-    """
-    shapes = models_for_plan(sweep)
-    sweep = _with_batch(sweep.resolve(shapes.target.sampling), shapes, 0)
-    return Workload.of(sweep, shapes, 0).big.bytes + _network_bytes(sweep)
-
-
 def _with_batch(sweep: SweepConfig, shapes: Models, memory: int) -> SweepConfig:
     """A resolved sweep with the batch size of its heaviest setting in place of `auto`. memory:
     bytes of a GPU.
     """
     if isinstance(sweep.quality.batch, int):
         return sweep
-    _, config, shapes, _ = _heaviest(sweep, shapes)
+    _, config, shapes, _ = heaviest_setting(sweep, shapes)
     return replace(
         sweep, quality=replace(sweep.quality, batch=automatic_batch(shapes, config, memory))
     )
-
-
-def _network_bytes(sweep: SweepConfig) -> int:
-    """Size of the networks of the sweep's metrics, as far as their files exist. ValueError: no such
-    entry or folder.
-    """
-    sizes = metric_bytes(_entry(sweep))
-    return sum(sizes.get(key, 0) for key in weight_keys(sweep.requested_metrics))
 
 
 def _entry(sweep: SweepConfig) -> Entry:
@@ -266,42 +242,6 @@ def _image_counts(sweep: SweepConfig) -> dict[str, int]:
     return {"trials": trials, "per trial": each, "quality": trials * each}
 
 
-def _heaviest(sweep: SweepConfig, shapes: Models) -> tuple[str, DecodingConfig, Models, list[str]]:
-    """The config with the most nodes in a pass that a sweep may try: label, config, models, notes
-    on omitted configs.
-
-    Raises:
-        ConfigError: the models support none of the configs.
-    """
-    notes: dict[str, None] = {}
-    for label, config in sorted(_configs(sweep), key=_weight, reverse=True):
-        if (found := add_drafter(shapes, config)) is not None:
-            return label, config, found, list(notes)
-        notes[f"the plan omits the {config.drafter.kind} drafter, because its file is missing"] = (
-            None
-        )
-    raise ConfigError(("space",), "no config can be planned: give the drafters' files")
-
-
-def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
-    """Sort key: nodes and levels of a pass, columns of the neighbour table."""
-    bounds, rule = setting[1].policy.bounds, setting[1].acceptance
-    table = rule.neighbourhood.table_key
-    # a path in front of the tree
-    unverified = bounds.depth if rule.verification.implementation else 0
-    return bounds.nodes + unverified, bounds.depth + unverified, table[1] if table else 0
-
-
-def _configs(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
-    """The enqueued configs, and the largest valid config of each branch of the space."""
-    assert sweep.sampling is not None
-    yield from ((entry.label, entry.config) for entry in sweep.enqueue)
-    for branch in islice(sweep.space.branches(), MAX_CHECKED_BRANCHES):
-        highest = [leaf.domain.corners[-1] for leaf in branch.leaves]
-        with suppress(ConfigError):  # the sweep's sampling does not suit all branches
-            yield "the largest of the space", branch.config(highest, sweep.sampling)
-
-
 def plan(
     sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: float
 ) -> dict[str, Any]:
@@ -314,7 +254,7 @@ def plan(
             time them.
     """
     target = shapes.target
-    nets = _network_bytes(sweep)
+    nets = network_bytes(sweep, _entry(sweep))
     available = gpu.memory - RESERVED_BYTES - nets
     sweep = _with_batch(sweep.resolve(target.sampling), shapes, available)
     work = Workload.of(sweep, shapes, available)

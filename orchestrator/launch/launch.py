@@ -15,7 +15,7 @@ from typing import Any
 from orchestrator.cluster.cluster import alive_nodes, connected
 from orchestrator.cluster.placement import Placement, check_demand
 from orchestrator.cluster.pool import Pool
-from orchestrator.cluster.tasks import SWEEP, ClusterLost, Outcome, PoolError, Task
+from orchestrator.cluster.tasks import SWEEP, ClusterLost, Outcome, Task
 from orchestrator.launch.earlier import Earlier
 from orchestrator.launch.options import LaunchOptions
 from orchestrator.launch.preflight import check_enqueued, models_entry
@@ -58,7 +58,6 @@ from workers.data.shards import FORMAT, PREDICTIONS, Experiment, ReferenceTask
 from workers.data.storage import Storage
 from workers.loading.hub import reference_of
 from workers.loading.models import Capabilities
-from workers.runtime.memory import format_bytes
 
 _MAX_LOST_CLUSTERS = 3  # without a new shard
 # values of captions and reference that are not paths
@@ -139,8 +138,10 @@ def _launch(
             check_demand(options.slots, alive_nodes())
         variables = {} if options.address is None else environment
         earlier: Earlier = options.taken or Earlier()
+        share = slots.gpus or 1.0
         spec = worker_spec(sweep, storage) | {
-            "gpu_share": slots.gpus or 1.0,
+            "gpu_share": share,
+            "sweep": sweep.to_mapping() if share < 1 else None,
             "earlier": earlier.worker_arguments(),
         }
         with closing(
@@ -153,7 +154,7 @@ def _launch(
             for text in facts["notes"]:
                 _emit_note(emit, text)
             sweep = sweep.resolve(capabilities.sampling)
-            _check_facts(sweep, facts, capabilities, options)
+            _check_facts(sweep, facts, capabilities)
             earlier_trials = _take_over(sweep, facts, earlier, storage, emit)
             identity = keep_identity(storage, sweep, _identify(sweep, facts, capabilities))
             views.start(identity, records)
@@ -313,7 +314,6 @@ def _check_facts(
     sweep: SweepConfig,
     facts: Mapping[str, Any],
     capabilities: Capabilities,
-    options: LaunchOptions,
 ) -> None:
     """Check the sweep with what a worker knows of the loaded models. `preflight` cannot check all
     of it everywhere.
@@ -321,15 +321,7 @@ def _check_facts(
     Raises:
         ConfigError: the models do not support an enqueued config, or cannot give a metric that the
             sweep names.
-        PoolError: the sweep's peak does not fit a worker's share of a GPU.
     """
-    available, peak = facts["memory"], options.peak_bytes
-    if available is not None and peak > available:
-        raise PoolError(
-            f"--gpus-per-worker {options.slots.gpus:g}: the sweep needs {format_bytes(peak)} at "
-            f"its peak, and a worker has {format_bytes(available)}; give it a larger share, or "
-            "lower quality.batch"
-        )
     with sweep.locate_errors():
         check_enqueued(sweep, capabilities)
         for path, name in sweep.named_metrics:

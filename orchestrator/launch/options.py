@@ -20,7 +20,7 @@ class LaunchOptions:
     them.
 
     revived: the trials of `revive`, as numbers. taken: what the sweep takes over (see
-    `earlier.Earlier`). peak_bytes: memory that a worker needs, if it is known and checked.
+    `earlier.Earlier`).
     """
 
     out: str = o.option(
@@ -90,7 +90,6 @@ class LaunchOptions:
     check: bool = o.flag("Validate everything, print what would run, and exit.")
     revived: tuple[int, ...] = ()
     taken: Any = None
-    peak_bytes: int = 0
 
     @property
     def slots(self) -> Slots:

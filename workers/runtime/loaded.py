@@ -10,11 +10,13 @@ from typing import Any
 import torch
 
 from search_spaces.plugins import load_plugins
+from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import captions_hash, read_captions
 from workers.data.shards import Experiment, QualityShard
 from workers.data.storage import Storage
 from workers.decoding.statistics import Result
+from workers.loading.models import Models
 from workers.loading.models_yaml import (
     Entry,
     folder_entry,
@@ -34,6 +36,7 @@ from workers.runtime.earlier import EarlierImages
 from workers.runtime.engines import Engines
 from workers.runtime.memory import in_chunks, limit_memory
 from workers.runtime.numerics import measure_numerics
+from workers.runtime.peak_memory import check_peak
 from workers.runtime.specification import WorkerSpec
 
 _STORE_TOKEN = "store.id"  # a file that the driver writes before workers start
@@ -63,7 +66,8 @@ class LoadedSweep:
     """What this machine computes a sweep's results with.
 
     Raises:
-        ValueError: no such device, metric or captions; a caption that the target cannot read.
+        ValueError: no such device, metric or captions; a caption that the target cannot read; the
+            sweep's peak does not fit this worker's share of the GPU.
         WeightsError: a weight file is missing, damaged or of another family.
     """
 
@@ -80,6 +84,9 @@ class LoadedSweep:
         self._entry = entry = (
             folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
         )
+        if spec.sweep is not None and memory is not None:
+            sweep = SweepConfig.from_mapping(spec.sweep)
+            check_peak(sweep, entry, self._shapes(), spec.gpu_share, memory)
         with collect_notes() as notes:
             self.models = load_entry(entry, self.device)
         self.captions = read_captions(**spec.captions)
@@ -154,13 +161,15 @@ class LoadedSweep:
         return min(self._batches[shard.config], shard.images)
 
     def _automatic_batch(self, config: DecodingConfig) -> int:
-        target = self.models.target
         if self._memory is None:
             return automatic_batch(self.models, config, None)
-        with collect_notes():  # loading reported them
-            shapes = shape_only_models(self._entry, target.dtype)
-            nets = sum(metric_bytes(self._entry).values())
-        return automatic_batch(shapes, config, self._memory - nets)
+        networks = sum(metric_bytes(self._entry).values())
+        return automatic_batch(self._shapes(), config, self._memory - networks)
+
+    def _shapes(self) -> Models:
+        """The models on the meta device, for a dry run."""
+        with collect_notes():  # loading reports them
+            return shape_only_models(self._entry, self._entry.dtype_on(self.device))
 
     def score(self, results: list[Result]) -> ImageScores:
         """Features and scores of the results' images, in their order."""

@@ -19,8 +19,9 @@ class WorkerSpec:
     images. metrics: requested names; None: all. batch_metrics: those of speed at other batch sizes
     than the first. torchmetrics: the sweep's own metrics by name (`library_metrics`). worker: its
     name in results. token: content of the store's file store.id, if the driver wrote one.
-    gpu_share: share of the GPU's memory. earlier: sweeps whose images are taken over, each as
-    `EarlierImages.open` reads it.
+    gpu_share: share of the GPU's memory. sweep: the whole sweep (`SweepConfig.to_mapping`), whose
+    peak must fit that share; None: it is not checked. earlier: sweeps whose images are taken over,
+    each as `EarlierImages.open` reads it.
     """
 
     store: str
@@ -37,6 +38,7 @@ class WorkerSpec:
     torchmetrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     worker: str = "worker"
     gpu_share: float = 1.0
+    sweep: Mapping[str, Any] | None = None
     earlier: Sequence[Mapping[str, Any]] = ()
 
     @property

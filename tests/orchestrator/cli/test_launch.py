@@ -32,7 +32,6 @@ from orchestrator.cli.launch import (
 )
 from orchestrator.cli.launch_plan import describe_plan, describe_reference
 from orchestrator.cluster.tasks import Outcome, PoolError
-from orchestrator.doctor.plan import peak_bytes
 from orchestrator.store import events, locks
 from orchestrator.store.files import write_identity, write_trial
 from orchestrator.store.locks import Lock, driver_lock
@@ -775,16 +774,6 @@ def test_only_trials_that_racing_stopped_can_be_revived() -> None:
     assert "one" in refusal("--resume", "--revive", "one")
     assert stopped_trials(storage, "3,1, 2") == (1, 2, 3)
     assert stopped_trials(storage, None) == ()
-
-
-def test_the_peak_is_that_of_the_largest_batch() -> None:
-    """With `auto` that of one image: a worker chooses what fits."""
-    one, small, large, chosen = (
-        peak_bytes(SweepConfig.read("quickstart", {"quality.batch": batch}))
-        for batch in (1, 8, 48, "auto")
-    )
-    assert 0 < one < small < large
-    assert chosen == one
 
 
 def test_the_summary_says_why_the_front_was_not_timed_once_more(tmp_path: Path) -> None:

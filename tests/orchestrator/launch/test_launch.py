@@ -152,35 +152,12 @@ def test_lost_clusters_are_replaced_while_there_is_progress(
     assert "raylet" in (events[1].note or "")
 
 
-@pytest.mark.parametrize(
-    ("available", "peak_gib", "fits"),
-    [(10, 11, False), (10, 9, True), (10, 0, True), (None, 11, True)],
-)
-def test_the_peak_must_fit_a_workers_share(
-    available: int | None, peak_gib: int, fits: bool
-) -> None:
-    options, sweep = (
-        LaunchOptions(gpus_per_worker=0.5, peak_bytes=peak_gib << 30),
-        SweepConfig.read("quickstart"),
-    )
-    metrics = [name for _, name in sweep.named_metrics]
-    facts = {"memory": None if available is None else available << 30, "metrics": metrics}
-    with (
-        nullcontext()
-        if fits
-        else pytest.raises(PoolError, match=r"--gpus-per-worker 0\.5: .*11\.0 GiB.*10\.0 GiB")
-    ):
-        launch_module._check_facts(sweep, facts, mock.Mock(), options)
-
-
 def test_a_metric_that_the_loaded_models_cannot_give_is_named() -> None:
-    facts = {"memory": None, "metrics": ["speedup"]}
+    facts = {"metrics": ["speedup"]}
     with pytest.raises(
         ConfigError, match=r"objectives\[1\]: these models cannot give the metric 'fid'"
     ):
-        launch_module._check_facts(
-            SweepConfig.read("quickstart"), facts, mock.Mock(), LaunchOptions()
-        )
+        launch_module._check_facts(SweepConfig.read("quickstart"), facts, mock.Mock())
 
 
 def test_a_cluster_without_nodes_asks_for_the_kind_of_node(

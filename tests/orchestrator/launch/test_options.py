@@ -51,7 +51,7 @@ def test_an_option_is_one_place() -> None:
     assert options.changes() == {"quality.shard": 7, "budget.trials": 3, "captions.count": 48}
     assert options.slots.count == 2
     assert "Captions of a shard." in CliRunner().invoke(app, ["--help"]).output
-    assert "--peak-bytes" not in CliRunner().invoke(app, ["--help"]).output, (
+    assert "--taken" not in CliRunner().invoke(app, ["--help"]).output, (
         "only declared fields are options"
     )
 

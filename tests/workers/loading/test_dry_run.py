@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from orchestrator.doctor.plan import _weight
 from search_spaces.presets import CATALOGUE, preset
 from search_spaces.trees import Adjacency
 from search_spaces.trial import DecodingConfig, Sampling
@@ -38,6 +37,7 @@ from workers.loading.models_yaml import (
 from workers.models.families.llamagen import SIZES
 from workers.models.target import Target
 from workers.models.transformer import Transformer
+from workers.runtime.peak_memory import _weight
 
 CPU = torch.device("cpu")
 CFG = Sampling(temperature=1.0, cfg=2.0)
