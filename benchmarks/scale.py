@@ -57,6 +57,7 @@ from orchestrator.cluster.placement import Slots
 from orchestrator.cluster.pool import Pool
 from orchestrator.launch.launch import launch
 from orchestrator.launch.options import LaunchOptions
+from orchestrator.launch.read import LaunchRequest
 from orchestrator.run.progress import event_sink
 from orchestrator.run.racing import as_told
 from orchestrator.store.events import Event, Shard, TrialFinished, TrialRevived
@@ -149,7 +150,7 @@ def make_store(sweep: SweepConfig, folder: Path) -> dict[str, float]:
     )
     views, begin = Views(storage, [Tables(), study]), time.monotonic()
     with file_launches(pools):
-        launch(sweep, storage, LaunchOptions(), views, sink, cores=1)
+        launch(LaunchRequest(LaunchOptions(), sweep, storage), views, sink, cores=1)
     views.end("finished")
     seconds = time.monotonic() - begin - pools[0].writing_s
     begin = time.monotonic()

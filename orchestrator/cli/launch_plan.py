@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.text import terminal_width
@@ -13,7 +13,7 @@ from orchestrator.store.names import VANILLA
 from orchestrator.text import counted
 
 if TYPE_CHECKING:
-    from orchestrator.launch.earlier import Earlier
+    from orchestrator.launch.inspection import Inspection
     from search_spaces.sweep import SweepConfig
     from search_spaces.sweep_sections import Reference
     from workers.data.storage import Storage
@@ -21,130 +21,131 @@ if TYPE_CHECKING:
 _LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns
 
 
-def describe_plan(
-    config: SweepConfig,
-    storage: Storage,
-    earlier: Earlier | None = None,
-    missing_files: Sequence[str] = (),
-    notes: Collection[str] = (),
-) -> str:
+def describe_plan(found: Inspection) -> str:
     """The sweep as it would run, with all defaults: a line for each part of the sweep, and one for
-    each parameter that is searched. missing_files: files of the models that the launch would fetch.
-    notes: on the models' files.
+    each parameter that is searched; files of the models that the launch would fetch, and notes on
+    the models' files.
     """
-    head = f"{config.name}: {config.about}".rstrip(": ")
-    pull = (
-        f"would fetch {', '.join(missing_files)}; what depends on them was not checked"
-        if missing_files
-        else ""
-    )
-    parts = [("pull", pull), *_earlier(config, storage, earlier), *_parts(config, storage)]
-    parts += [("note", text) for text in notes]
+    sweep, storage = found.sweep, found.request.storage
+    head = f"{sweep.name}: {sweep.about}".rstrip(": ")
+    parts = [("pull", _missing(found)), *_earlier(found), *_parts(sweep, storage)]
+    parts += [("note", text) for text in found.notes]
     return "\n".join([_fill(head), *(_line(label, text) for label, text in parts if text)])
 
 
-def _earlier(
-    config: SweepConfig, storage: Storage, earlier: Earlier | None
-) -> Iterator[tuple[str, str]]:
+def _missing(found: Inspection) -> str:
+    """The files of the models that the launch would fetch; "" if there are none."""
+    if not found.missing_files:
+        return ""
+    files = ", ".join(found.missing_files)
+    return f"would fetch {files}; what depends on them was not checked"
+
+
+def _earlier(found: Inspection) -> Iterator[tuple[str, str]]:
     """What is taken over from each earlier sweep."""
+    earlier = found.request.earlier
     if earlier is None:
         return
-    from orchestrator.store.files import IDENTITY
-    from workers.data.captions import captions_hash, read_captions
+    from workers.data.captions import captions_hash
 
-    read = read_captions(**config.captions.to_mapping())
-    captions = {"hash": captions_hash(read), "count": len(read)}
-    facts = None if storage.exists(IDENTITY) else {"captions": captions}
-    yield from (("from", text) for text in earlier.describe(config, captions, facts))
+    captions = {"hash": captions_hash(found.captions), "count": len(found.captions)}
+    facts = {"captions": captions} if found.identity is None else None
+    yield from (("from", text) for text in earlier.describe(found.sweep, captions, facts))
     fronts = f"{counted(len(earlier.front), 'trial')} of their fronts"
     yield "", f"{fronts}, first: the budgets of trials and images are larger by them"
 
 
 def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
-    from workers.data.shards import session_images
-    from workers.metrics.registry import uses_timings
-
-    quality, timing, search, size = (
-        config.quality,
-        config.timing,
-        config.search,
-        config.space.size(),
-    )
-    captions, reference = config.captions, config.reference
+    """The parts of the sweep, in the order of a run."""
     yield "store", storage.display_name
     yield from _resume(config, storage)
     yield "models", str(config.models)
+    captions = config.captions
     yield "captions", f"{captions.count} of {captions.source}, seed {captions.seed}"
-    yield "reference", describe_reference(reference)
+    yield "reference", describe_reference(config.reference)
     sampling = {} if config.sampling is None else config.sampling.to_mapping()
-    yield (
-        "sampling",
-        ", ".join(f"{key} {value:g}" for key, value in sampling.items()) or "the target's own",
-    )
+    values = ", ".join(f"{key} {value:g}" for key, value in sampling.items())
+    yield "sampling", values or "the target's own"
     first = dict.fromkeys((VANILLA, *(entry.label for entry in config.enqueue)))
     yield "first", ", ".join(first)
-    yield (
-        "search",
-        f"{search.sampler if config.space.source else 'none'}, {search.parallel} trials in flight",
+    yield from _search(config)
+    yield "budget", _budget(config, len(first))
+    yield "quality", _quality(config)
+    yield "timing", _timing(config)
+    yield "racing", _racing(config)
+    objectives = (
+        f"{objective.metric} ({objective.direction})" if objective.direction else objective.metric
+        for objective in config.objectives
     )
-    yield "space", counted(size, "point") if size and config.space.source else ""
-    searched = {_searched_key(name): domain for name, domain in config.space.parameters().items()}
+    yield "objectives", ", ".join(objectives)
+    yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
+    metrics = "all that are available" if config.metrics is None else ", ".join(config.metrics)
+    yield "metrics", metrics
+    yield "seed", str(config.seed)
+
+
+def _search(config: SweepConfig) -> Iterator[tuple[str, str]]:
+    """The sampler, and the parameters that it searches."""
+    search, space = config.search, config.space
+    sampler = search.sampler if space.source else "none"
+    yield "search", f"{sampler}, {search.parallel} trials in flight"
+    size = space.size()
+    yield "space", counted(size, "point") if size and space.source else ""
+    searched = {_searched_key(name): domain for name, domain in space.parameters().items()}
     column = min(max((len(name) for name, _ in searched), default=0), _MAX_NAME_WIDTH)
     for (name, condition), domain in searched.items():
-        yield (
-            f"  {name:<{column}}",
-            (" | ".join(domain) if isinstance(domain, tuple) else str(domain)) + condition,
-        )
-    limits = {unit: getattr(config.budget, unit) for unit in ("trials", "images", "hours")}
-    budget = ", ".join(f"{limit:g} {unit}" for unit, limit in limits.items() if limit is not None)
-    if (plateau := config.budget.plateau) is not None:
-        last = f"the last {counted(config.budget.patience or 0, 'trial')}"
-        budget = (
-            f"at most {budget}; less once {last} add less than {100 * plateau:g} % to the front"
-        )
-    most = size + len(first) if size is not None else config.budget.trials
-    yield (
-        "budget",
-        f"{budget}; there are at most {most} settings" if most < config.budget.trials else budget,
-    )
-    images = captions.count * quality.samples
+        values = " | ".join(domain) if isinstance(domain, tuple) else str(domain)
+        yield f"  {name:<{column}}", values + condition
+
+
+def _budget(config: SweepConfig, first: int) -> str:
+    """The limits of the sweep. first: the number of settings that run before the search's."""
+    budget = config.budget
+    limits = {unit: getattr(budget, unit) for unit in ("trials", "images", "hours")}
+    text = ", ".join(f"{limit:g} {unit}" for unit, limit in limits.items() if limit is not None)
+    if budget.plateau is not None:
+        last = f"the last {counted(budget.patience or 0, 'trial')}"
+        share = f"{100 * budget.plateau:g} %"
+        text = f"at most {text}; less once {last} add less than {share} to the front"
+    size = config.space.size()
+    if size is not None and size + first < budget.trials:
+        text += f"; there are at most {size + first} settings"
+    return text
+
+
+def _quality(config: SweepConfig) -> str:
+    """The images of a trial, and of all of them."""
+    captions, quality = config.captions.count, config.quality
+    images = captions * quality.samples
     total = f"{images} images a trial, at most {images * config.budget.trials:,} in all"
-    shards = f"{captions.count} captions x {quality.samples}, batch {quality.batch}"
-    yield "quality", f"{shards}: {total}{_on(quality.nodes)}"
+    shards = f"{captions} captions x {quality.samples}, batch {quality.batch}"
+    return f"{shards}: {total}{_on(quality.nodes)}"
+
+
+def _timing(config: SweepConfig) -> str:
+    """What a timing session has."""
+    from workers.data.shards import session_images
+    from workers.metrics.registry import uses_timings
+
+    timing = config.timing
+    if not uses_timings(config.requested_metrics):
+        return "none: no metric of the sweep needs it"
     timed = session_images(timing.images, timing.batches)
-    pairs = (
+    return (
         f"each shape in turn with vanilla, {timed} captions x at most {timing.repetitions} in a "
         f"session, batch {' and '.join(map(str, timing.batches))}{_on(timing.nodes)}"
     )
-    yield (
-        "timing",
-        (
-            pairs
-            if uses_timings(config.requested_metrics)
-            else "none: no metric of the sweep needs it"
-        ),
-    )
-    if racing := config.racing:
-        rungs = ", ".join(map(str, racing.rungs))
-        rate = racing.error_rate
-        rule = (
-            "stops dominated trials"
-            if rate is None
-            else f"stops significantly worse trials, error rate {rate:g}"
-        )
-        yield "racing", f"at {rungs} captions; {rule}"
-    yield (
-        "objectives",
-        ", ".join(
-            f"{o.metric} ({o.direction})" if o.direction else o.metric for o in config.objectives
-        ),
-    )
-    yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
-    yield (
-        "metrics",
-        "all that are available" if config.metrics is None else ", ".join(config.metrics),
-    )
-    yield "seed", str(config.seed)
+
+
+def _racing(config: SweepConfig) -> str:
+    """When trials are stopped, and by which rule; "" without racing."""
+    racing = config.racing
+    if racing is None:
+        return ""
+    rule = "stops dominated trials"
+    if racing.error_rate is not None:
+        rule = f"stops significantly worse trials, error rate {racing.error_rate:g}"
+    return f"at {', '.join(map(str, racing.rungs))} captions; {rule}"
 
 
 def describe_reference(reference: Reference) -> str:
@@ -158,13 +159,10 @@ def describe_reference(reference: Reference) -> str:
     try:
         count, left_out = count_images(source, count=reference.count)
     except (ValueError, OSError) as error:  # it may be on the cluster's machines only
-        return (
-            f"at most {counted(reference.count, 'image')} of {source}; not checked: "
-            f"{explain(error)}"
-        )
-    return f"{counted(count, 'image')} of {source}" + (
-        f"; left out: {left_out}" if left_out else ""
-    )
+        most = counted(reference.count, "image")
+        return f"at most {most} of {source}; not checked: {explain(error)}"
+    text = f"{counted(count, 'image')} of {source}"
+    return f"{text}; left out: {left_out}" if left_out else text
 
 
 def _searched_key(name: str) -> tuple[str, str]:
@@ -192,27 +190,19 @@ def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
         return
     records = read_trials(storage)
     states = [record.state for record in records]
-    named = (
-        f"{states.count(state)} {state}"
-        for state in ("complete", "stopped", "failed")
-        if state in states
-    )
-    finished = f"{counted(len(records), 'trial')} finished" + (
-        f" ({', '.join(named)})" if records else ""
-    )
+    finished = f"{counted(len(records), 'trial')} finished"
+    if records:
+        known = (state for state in ("complete", "stopped", "failed") if state in states)
+        finished += f" ({', '.join(f'{states.count(state)} {state}' for state in known)})"
     left = max(0, config.budget.trials - len(records))
-    more = (
-        f"{left} more of the budget"
-        if left
-        else "no other: the budget of trials is spent (--trials raises it)"
-    )
+    more = "no other: the budget of trials is spent (--trials raises it)"
+    if left:
+        more = f"{left} more of the budget"
     recorded = {name for record in records for name in record.shards}
     unfinished = sum(f"{SHARDS}/{name}" not in recorded for name in storage.names(SHARDS))
-    kept = (
-        f"; {counted(unfinished, 'shard')} of unfinished trials will not be generated again"
-        if unfinished
-        else ""
-    )
+    kept = ""
+    if unfinished:
+        kept = f"; {counted(unfinished, 'shard')} of unfinished trials will not be generated again"
     yield "resume", f"{finished}; --resume keeps them and runs {more}{kept}"
     if (driver := read_holder(storage, DRIVER_LOCK)) and driver.is_alive:
         yield "running", f"{driver.name}: a launch is refused until it ends"

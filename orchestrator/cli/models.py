@@ -179,7 +179,7 @@ def pull_models(config: Any, address: str | None, *, dry_run: bool) -> list[str]
 
     dry_run: fetch nothing. Returns the keys and references of what this machine then lacks.
     """
-    from orchestrator.launch.preflight import models_entry
+    from orchestrator.launch.inspection import models_entry
     from workers.loading.hub import local_path
     from workers.metrics.registry import weight_keys
 

@@ -93,7 +93,8 @@ def _predict(
     """Sample `count` settings of a space and predict them from `images` recorded images. Raises
     ValueError, OSError.
     """
-    from orchestrator.launch.preflight import check_configs, in_section, models_entry
+    from orchestrator.launch.checks import check_configs
+    from orchestrator.launch.inspection import in_section, models_entry
     from orchestrator.replay.predict import predict_space
     from workers.data.captions import read_captions
     from workers.loading.models import Capabilities

@@ -18,6 +18,7 @@ import torch
 
 from orchestrator.doctor.checkup import describe_memory, memory_parts
 from orchestrator.doctor.gpus import BANDWIDTH_SHARE, COMPUTE_SHARE, KERNEL_LAUNCH_S, Gpu
+from orchestrator.launch.inspection import models_entry
 from orchestrator.replay.predict import random_settings
 from orchestrator.run.timing import planned_sizes, session_of
 from orchestrator.text import counted, describe_duration
@@ -28,10 +29,6 @@ from workers.data.shards import MAX_SHAPES
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Models
 from workers.loading.models_yaml import (
-    BUILTIN_NAME,
-    Entry,
-    find_entry,
-    published_entry,
     shape_only_models,
 )
 from workers.runtime.batch_size import IMAGES_PER_DECODE, automatic_batch
@@ -197,7 +194,7 @@ def models_for_plan(sweep: SweepConfig) -> Models:
         ValueError: no such entry or folder; a file is damaged; or nothing determines the
             architecture.
     """
-    entry = _entry(sweep)
+    entry = models_entry(sweep, published=True)
     return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
 
 
@@ -211,13 +208,6 @@ def _with_batch(sweep: SweepConfig, shapes: Models, memory: int) -> SweepConfig:
     return replace(
         sweep, quality=replace(sweep.quality, batch=automatic_batch(shapes, config, memory))
     )
-
-
-def _entry(sweep: SweepConfig) -> Entry:
-    models = sweep.models
-    if models.name is not None and models.file == BUILTIN_NAME:
-        return published_entry(models.name)
-    return find_entry(models.file, models.name)
 
 
 def _batches(sweep: SweepConfig) -> dict[str, int]:
@@ -254,7 +244,7 @@ def plan(
             time them.
     """
     target = shapes.target
-    nets = network_bytes(sweep, _entry(sweep))
+    nets = network_bytes(sweep, models_entry(sweep, published=True))
     available = gpu.memory - RESERVED_BYTES - nets
     sweep = _with_batch(sweep.resolve(target.sampling), shapes, available)
     work = Workload.of(sweep, shapes, available)

@@ -20,242 +20,36 @@ device it has then.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from itertools import count as count_from
 from typing import Any, Self
 
-from orchestrator.cluster.placement import diff_images
 from orchestrator.front.questions import front_records
+from orchestrator.launch.earlier_source import EarlierSweepError, Source
 from orchestrator.run.racing import at_full_size
-from orchestrator.store.files import EARLIER, IDENTITY, Identity, plugins_of
-from orchestrator.store.prices import is_priced, violations
-from orchestrator.store.records import FAILED, TrialRecord, may_compare_speeds
+from orchestrator.store.files import EARLIER, plugins_of
+from orchestrator.store.prices import violations
+from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
-from search_spaces.documents import describe_differences, differences
-from search_spaces.params import ConfigError, at, expect_mapping
-from search_spaces.plain_data import field_types, fit_entries, fit_type
+from search_spaces.documents import describe_differences
+from search_spaces.params import ConfigError
 from search_spaces.sweep import VANILLA, SweepConfig
 from search_spaces.sweep_sections import Enqueued
 from search_spaces.trial import DecodingConfig
-from workers.data.captions import read_captions
 from workers.data.checked_json import dump_checked, load_checked
-from workers.data.shards import FORMAT, Experiment, plan_quality
+from workers.data.shards import plan_quality
 from workers.data.storage import Storage
-from workers.runtime.earlier import EarlierImages
-
-_FACTS = (
-    "experiment",
-    "format",
-    "models",
-    "extractors",
-    "captions",
-    "reference",
-    "seed",
-    "samples",
-    "baseline",
-    "timing",
-    "device",
-    "numerics",
-)
-# of the experiment, besides captions and precision
-_PARTS = ("format", "seed", "models", "extractors")
-
-
-class EarlierSweepError(ValueError):
-    """An earlier sweep's results cannot be taken over; the message names it, what differs, and the
-    fix.
-    """
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One earlier sweep, as it was when the new one started.
-
-    store: its folder or URI. facts: of its identity (`_FACTS`). hardware: of the device of its
-    speeds; "" if it has none. trials: the number of its trials, and of those of the sweeps that it
-    took over itself, because its front was chosen from all of them. shards: the files of its images
-    by their config's digest. images: their numbers. records: its trials that the new sweep does not
-    run, with the metrics that are expected on all images, and the new sweep's constraints (see
-    `_as_new`); once the sweep has started, those that its search was told (see `Earlier.decide`).
-    """
-
-    store: str
-    name: str
-    facts: Mapping[str, Any]
-    hardware: str
-    trials: int
-    shards: Mapping[str, tuple[str, ...]]
-    images: Mapping[str, int]
-    records: tuple[TrialRecord, ...]
-
-    @classmethod
-    def read(cls, sweep: Sweep, records: Sequence[TrialRecord]) -> Self:
-        """The sweep as it is now. records: those to tell (see `Source`)."""
-        plain = json.loads(json.dumps(sweep.identity.to_mapping(), default=str))
-        shards: dict[str, dict[str, None]] = {}
-        images: dict[str, int] = {}
-        for record in sweep.records:
-            if record.config is not None and record.image_shards:
-                shards.setdefault(record.digest, {}).update(dict.fromkeys(record.image_shards))
-                images[record.digest] = max(record.images, images.get(record.digest, 0))
-        return cls(
-            sweep.storage.uri,
-            sweep.name,
-            {name: plain[name] for name in _FACTS},
-            sweep.machine.device.hardware if sweep.machine else "",
-            len(sweep.records) + _trials_before(sweep),
-            {digest: tuple(names) for digest, names in shards.items()},
-            images,
-            tuple(records),
-        )
-
-    def check(self, facts: Mapping[str, Any]) -> None:
-        """Check that the new sweep's images would be the same ones. facts: its `format`, `seed`,
-        `models` and `extractors`.
-
-        Raises:
-            EarlierSweepError: they depend on something else.
-        """
-        if changes := differences(
-            {part: self.facts[part] for part in _PARTS}, {part: facts[part] for part in _PARTS}
-        ):
-            raise self._refused(f"depend on other values: {describe_differences(changes)}")
-
-    def check_loaded(self, experiment: Experiment, facts: Mapping[str, Any]) -> None:
-        """As `check`, with all that images depend on. facts: of a worker."""
-        self.check({"format": FORMAT, "seed": experiment.seed, **facts})
-        if (
-            replace(experiment, captions=self.facts["captions"]["hash"]).digest()
-            != self.facts["experiment"]
-        ):
-            raise self._refused(
-                f"depend on another dtype of the models than {experiment.precision}"
-            )
-        if problem := diff_images(self.required_facts, facts):
-            raise self._refused(f"are others: {problem}")
-
-    def _refused(self, problem: str) -> EarlierSweepError:
-        return EarlierSweepError(
-            f"--from {self.name}: its images {problem}; restore them, or leave this sweep out"
-        )
-
-    @property
-    def required_facts(self) -> dict[str, Any]:
-        """Facts that workers must share with those that generated its images; empty without any."""
-        return {
-            name: self.facts[name]
-            for name in ("device", "numerics")
-            if self.shards and self.facts[name]
-        }
-
-    def incomparable(
-        self, sweep: SweepConfig, facts: Mapping[str, Any]
-    ) -> dict[str, tuple[Any, Any]]:
-        """Why its values cannot be compared with those of a new sweep: what differs, by key; empty
-        if they can.
-
-        facts: of a worker, as far as they are known before one has started.
-        """
-        new: dict[str, Any] = {**facts, "samples": sweep.quality.samples}
-        if sweep.sampling is not None:
-            new["baseline"] = DecodingConfig(sampling=sweep.sampling).to_mapping()
-        own: dict[str, Any] = {
-            key: self.facts[key]
-            for key in ("captions", "reference", "samples", "baseline")
-            if key in new
-        }
-        own["captions"], new["captions"] = own["captions"]["hash"], new["captions"]["hash"]
-        if any(map(is_priced, _goals(sweep))):
-            timing, device = sweep.timing.to_mapping(), facts.get("timing_device", "")
-            own |= {
-                key: self.facts["timing"].get(key) for key in ("batch", "nodes") if timing.get(key)
-            }
-            new |= timing
-            # those that time may not have the device of the first worker if nodes are named
-            if not timing.get("nodes") and not may_compare_speeds(self.hardware, device):
-                own["timing_device"] = self.hardware
-        return differences(own, {key: new[key] for key in own})
-
-    def results(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> list[TrialRecord]:
-        """The trials to tell to the search of a new sweep; none if their values cannot be compared
-        with its own.
-        """
-        if self.incomparable(sweep, facts):
-            return []
-        return [
-            record
-            for record in self.records
-            if record.state == FAILED or record.metrics.keys() >= _goals(sweep)
-        ]
-
-    def places(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[int]:
-        """The place of each caption of a new sweep among its own, the largest integer for one that
-        is not among them; empty if its images cannot be reached. captions: `hash` and `count` of
-        the new sweep's.
-        """
-        try:
-            images = EarlierImages.open(self.worker_arguments())
-            if images is None or not images.storage.exists(IDENTITY) or not self.images:
-                return []
-            if captions["hash"] == self.facts["captions"]["hash"]:
-                return list(range(captions["count"]))
-            new = read_captions(**sweep.captions.to_mapping())
-            most = max(self.images, key=lambda digest: self.images[digest])
-            own = {caption: place for place, caption in enumerate(images.captions(most))}
-        except (OSError, ValueError):  # no such place, or the captions are another machine's
-            return []
-        return [own.get((caption.id, caption.text), sys.maxsize) for caption in new]
-
-    def worker_arguments(self) -> dict[str, Any]:
-        """For `EarlierImages.open`."""
-        return {
-            "store": self.store,
-            "shards": {digest: list(names) for digest, names in self.shards.items()},
-        }
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Plain data; without credentials."""
-        records = [record.to_json().decode() for record in self.records]
-        shards = {digest: list(names) for digest, names in self.shards.items()}
-        return {
-            "store": Storage(self.store).display_name,
-            "name": self.name,
-            "facts": dict(self.facts),
-            "hardware": self.hardware,
-            "trials": self.trials,
-            "shards": shards,
-            "images": dict(self.images),
-            "records": records,
-        }
-
-    @classmethod
-    def from_mapping(cls, plain: Mapping[str, Any]) -> Self:
-        """Read what `to_mapping` wrote. Raises ValueError for anything else."""
-        types = {**field_types(Source), "records": tuple[str, ...]}
-        found = fit_entries(types, expect_mapping(plain, types))
-        facts: Mapping[str, Any] = found.get("facts", {})
-        if missing := [*(types.keys() - found.keys()), *(set(_FACTS) - facts.keys())]:
-            raise ValueError(f"an earlier sweep lacks {', '.join(sorted(missing))}")
-        with at("facts"):
-            fit_entries({**field_types(Identity), "baseline": Mapping[str, Any] | None}, facts)
-            if missing := {"hash", "count"} - facts["captions"].keys():
-                raise ConfigError(("captions",), f"lacks {', '.join(sorted(missing))}")
-        if found["trials"] < 0:
-            raise ConfigError(("trials",), "is negative")
-        records = tuple(TrialRecord.from_json(record.encode()) for record in found["records"])
-        return cls(**found | {"records": records})
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a sweep takes over. front: the configs that run after those of `enqueue`."""
+    """What a sweep takes over."""
 
     sources: tuple[Source, ...] = ()
+    # The configs that run after those of `enqueue`.
     front: tuple[Enqueued, ...] = ()
 
     @classmethod
@@ -275,9 +69,9 @@ class Earlier:
             if earlier.storage.uri in sweeps:
                 raise EarlierSweepError(f"--from {earlier.name}: given twice; name it once")
             if earlier.identity.seed != sweep.seed:
-                seeds = f"its images have the seed {earlier.identity.seed}, this sweep {sweep.seed}"
                 raise EarlierSweepError(
-                    f"--from {earlier.name}: {seeds}; give both the same, or leave this sweep out"
+                    f"--from {earlier.name}: its images have the seed {earlier.identity.seed}, "
+                    f"this sweep {sweep.seed}; give both the same, or leave this sweep out"
                 )
             compared = _as_new(earlier, sweep)
             sweeps[earlier.storage.uri] = earlier, compared
@@ -305,15 +99,13 @@ class Earlier:
         """The sweep with the earlier fronts' configs after its own, and budgets that are larger by
         them and their images. The file that a sweep has stored has them already.
         """
-        own, budget = {entry.config for entry in sweep.enqueue}, sweep.budget
+        own = {entry.config for entry in sweep.enqueue}
         front = [entry for entry in self.front if entry.config not in own]
         count = len(front)
-        images = (
-            None
-            if budget.images is None
-            else budget.images + count * sweep.captions.count * sweep.quality.samples
-        )
-        budget = replace(budget, trials=budget.trials + count, images=images)
+        budget = replace(sweep.budget, trials=sweep.budget.trials + count)
+        if budget.images is not None:
+            each = sweep.captions.count * sweep.quality.samples
+            budget = replace(budget, images=budget.images + count * each)
         return replace(sweep, enqueue=(*sweep.enqueue, *front), budget=budget)
 
     def decide(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> Self:
@@ -346,22 +138,25 @@ class Earlier:
         """
         if sweep.sampling is not None:  # else it is the target's, which is not known yet
             sweep = sweep.resolve(sweep.sampling)
-        quality, rungs = sweep.quality, sweep.racing.rungs if sweep.racing else ()
-        found, all_places = [], [source.places(sweep, captions) for source in self.sources]
+        quality = sweep.quality
+        all_places = [source.places(sweep, captions) for source in self.sources]
+        found: list[tuple[int, int, int]] = []
         for number, entry in enumerate(sweep.enqueue):
             if entry.config.sampling is None:
                 continue
-            digest, count = entry.config.digest(), captions["count"]
-            for shard in plan_quality(
-                entry.config, count, quality.shard, quality.samples, quality.batch, rungs
-            ):
-                for index, (source, places) in enumerate(
-                    zip(self.sources, all_places, strict=True)
-                ):
-                    samples = source.facts["samples"]
-                    own = (
-                        source.images.get(digest, 0) // samples if quality.samples <= samples else 0
-                    )
+            digest = entry.config.digest()
+            # how many of its captions each source has images of
+            counts = [source.captions_of(digest, quality.samples) for source in self.sources]
+            shards = plan_quality(
+                entry.config,
+                captions["count"],
+                quality.shard,
+                quality.samples,
+                quality.batch,
+                sweep.racing.rungs if sweep.racing else (),
+            )
+            for shard in shards:
+                for index, (places, own) in enumerate(zip(all_places, counts, strict=True)):
                     needed = places[shard.start : shard.stop]
                     if needed and max(needed) < own:
                         found.append((number, index, shard.images))
@@ -377,27 +172,30 @@ class Earlier:
         """A sentence on what is taken over from each sweep. captions: see `Source.places`. facts:
         see `Source.incomparable`; None: it is decided.
         """
-        lines, copies = [], self.copies(sweep, captions)
+        lines: list[str] = []
+        copies = self.copies(sweep, captions)
         for index, source in enumerate(self.sources):
             records = source.records if facts is None else source.results(sweep, facts)
-            told = (
-                counted(len(records), "trial")
-                if records
-                else "no trial besides those that run again"
-            )
-            if facts is not None and (changes := source.incomparable(sweep, facts)):
+            changes = {} if facts is None else source.incomparable(sweep, facts)
+            if changes:
                 told = f"no trial, because {describe_differences(changes)}"
+            elif records:
+                told = counted(len(records), "trial")
+            else:
+                told = "no trial besides those that run again"
             own = [(number, images) for number, place, images in copies if place == index]
-            of = f"{counted(len({number for number, _ in own}), 'setting')} among the first trials"
-            images = f"{counted(sum(images for _, images in own), 'image')} of {of}"
-            lines.append(f"{source.name}: {images}; the search is told {told}")
+            images = counted(sum(images for _, images in own), "image")
+            settings = counted(len({number for number, _ in own}), "setting")
+            lines.append(
+                f"{source.name}: {images} of {settings} among the first trials; the search is told "
+                f"{told}"
+            )
         return lines
 
     def to_json(self) -> bytes:
+        sources = [source.to_mapping() for source in self.sources]
         front = [entry.to_mapping() for entry in self.front]
-        return dump_checked(
-            {"sources": [source.to_mapping() for source in self.sources], "front": front}, indent=1
-        )
+        return dump_checked({"sources": sources, "front": front}, indent=1)
 
     @classmethod
     def stored(cls, storage: Storage) -> Self | None:
@@ -416,17 +214,19 @@ class Earlier:
         except ConfigError as error:  # of a plugin that is not loaded
             raise ConfigError(error.path, error.problem, storage.locate(EARLIER)) from error
         except (KeyError, TypeError, ValueError) as error:
-            problem = f"damaged ({error}); launch under another --name, with the same --from"
-            raise ValueError(f"{storage.locate(EARLIER)}: {problem}") from error
+            raise ValueError(
+                f"{storage.locate(EARLIER)}: damaged ({error}); launch under another --name, with "
+                "the same --from"
+            ) from error
 
     def at(self, places: Mapping[str, str]) -> Self:
         """The same with these places of the sources, by their names without credentials; the file
         has no others.
         """
-        return replace(
-            self,
-            sources=tuple(replace(s, store=places.get(s.store, s.store)) for s in self.sources),
-        )
+        sources = [
+            replace(source, store=places.get(source.store, source.store)) for source in self.sources
+        ]
+        return replace(self, sources=tuple(sources))
 
     def worker_arguments(self) -> list[dict[str, Any]]:
         """For the workers (see `WorkerSpec`)."""
@@ -436,14 +236,6 @@ class Earlier:
     def required_facts(self) -> dict[str, Any]:
         """Facts that workers must share with those that generated the images; empty without any."""
         return next((source.required_facts for source in self.sources if source.shards), {})
-
-
-def _goals(sweep: SweepConfig) -> set[str]:
-    """The metrics of a sweep's objectives and constraints."""
-    return {
-        *(objective.metric for objective in sweep.objectives),
-        *(limit.metric for limit in sweep.constraints),
-    }
 
 
 def _free_label(record: TrialRecord, sweep: str, labels: Collection[str]) -> str:
@@ -459,7 +251,8 @@ def _as_new(earlier: Sweep, sweep: SweepConfig) -> Sweep:
     """The earlier sweep with the new one's objectives, if all were measured, and constraints, as
     far as they were.
     """
-    known, vanilla = earlier.identity.metrics, earlier.baseline
+    known = earlier.identity.metrics
+    vanilla = earlier.baseline
     goals = [(objective.metric, objective.direction) for objective in sweep.objectives]
     if all(name in known for name, _ in goals):
         metrics = tuple(
@@ -480,7 +273,8 @@ def _expected(sweep: Sweep, running: Collection[DecodingConfig]) -> list[TrialRe
     """The records to tell, without what the search does not need. running: configs that the new
     sweep runs itself.
     """
-    vanilla, found = sweep.baseline, list[TrialRecord]()
+    vanilla = sweep.baseline
+    found: list[TrialRecord] = []
     for record in sweep.records:
         config = record.config
         if config is None or config in running or record.duplicate_of is not None:
@@ -489,23 +283,3 @@ def _expected(sweep: Sweep, running: Collection[DecodingConfig]) -> list[TrialRe
             record = at_full_size(record, vanilla)
         found.append(replace(record, history=(), passes={}, shards=()))
     return found
-
-
-def _trials_before(sweep: Sweep) -> int:
-    """The number of trials of the sweeps that a sweep took over, and of those that they did."""
-    if not sweep.storage.exists(EARLIER):
-        return 0
-    try:
-        counts = [
-            fit_type(int, source["trials"])
-            for source in load_checked(sweep.storage.read(EARLIER))["sources"]
-        ]
-        if min(counts, default=0) < 0:
-            raise ValueError("a number of trials is negative")
-        return sum(counts)
-    except (KeyError, TypeError, ValueError) as error:
-        problem = (
-            f"{sweep.storage.locate(EARLIER)} is damaged ({error}); restore it, or leave this "
-            "sweep out"
-        )
-        raise EarlierSweepError(f"--from {sweep.name}: {problem}") from error

@@ -16,12 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchOptions:
-    """The options of `specfrontier launch`, by their names; and what the command finds out from
-    them.
-
-    revived: the trials of `revive`, as numbers. taken: what the sweep takes over (see
-    `earlier.Earlier`).
-    """
+    """The options of `specfrontier launch`, by their names."""
 
     out: str = o.option(
         "Parent folder; each sweep gets a folder with its name.",
@@ -88,8 +83,6 @@ class LaunchOptions:
         "With --resume: run these trials, which racing stopped, to the end.", "N,M"
     )
     check: bool = o.flag("Validate everything, print what would run, and exit.")
-    revived: tuple[int, ...] = ()
-    taken: Any = None
 
     @property
     def slots(self) -> Slots:

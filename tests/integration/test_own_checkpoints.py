@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from orchestrator.launch.launch import keep_identity
+from orchestrator.launch.start import keep_identity
 from orchestrator.store.files import read_identity
 from orchestrator.store.identity import IdentityError
 from search_spaces.sweep import SweepConfig

@@ -231,7 +231,7 @@ def test_an_interrupted_call_names_the_call_that_resumes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "orchestrator.launch.launch.launch", mock.Mock(side_effect=KeyboardInterrupt)
+        "orchestrator.launch.supervise.launch", mock.Mock(side_effect=KeyboardInterrupt)
     )
     with pytest.raises(CommandError, match="resume=True") as interrupted:
         Sweep.launch("quickstart", tmp_path, mlflow=False)

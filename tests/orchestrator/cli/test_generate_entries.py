@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from orchestrator.launch.launch import worker_spec
+from orchestrator.launch.start import worker_spec
 from search_spaces.sweep import SweepConfig
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.tiny_llamagen import write_models

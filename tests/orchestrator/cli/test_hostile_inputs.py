@@ -8,10 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-import torch
 
-from orchestrator.cluster.placement import Slots
-from orchestrator.launch.preflight import check_resources
 from orchestrator.outputs import check_writable, output_folder
 from tests.fakes.command_line import specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -187,17 +184,3 @@ def test_an_output_folder_is_removed_only_if_it_is_new_and_empty(tmp_path: Path)
 def test_a_check_leaves_nothing(tmp_path: Path) -> None:
     check_writable(tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_cluster_may_have_what_this_machine_lacks() -> None:
-    check_resources(Slots(1000, 64.0, 8.0), "auto", {"speedup"})
-    check_resources(Slots(None, 1.0, 0.0), None, {"speedup"})
-    check_resources(Slots(None, 1.0, float(torch.cuda.device_count())), None, {"speedup"})
-    check_resources(Slots(None, 1.0, 0.5), "auto", {"fid"})
-    with pytest.raises(ValueError, match="timings"):
-        check_resources(Slots(None, 1.0, 0.5), "auto", {"speedup"})
-    with pytest.raises(ValueError, match="fraction"):
-        check_resources(Slots(None, 1.0, 1.5), "auto", {"fid"})
-    for amount in (float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="finite"):
-            check_resources(Slots(None, amount, 0.0), "auto", {"speedup"})

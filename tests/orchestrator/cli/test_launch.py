@@ -23,15 +23,14 @@ import torch
 import yaml
 from PIL import Image
 
-from orchestrator.cli.launch import (
-    _finish,
-    _summary,
-    _sweep_views,
-    only_vanilla_ran,
-    stopped_trials,
-)
+from orchestrator.cli.launch import _summary
 from orchestrator.cli.launch_plan import describe_plan, describe_reference
+from orchestrator.cli.text import say
 from orchestrator.cluster.tasks import Outcome, PoolError
+from orchestrator.launch.inspection import Inspection
+from orchestrator.launch.options import LaunchOptions
+from orchestrator.launch.read import LaunchRequest
+from orchestrator.launch.supervise import _finish, _sweep_views, only_vanilla_ran
 from orchestrator.store import events, locks
 from orchestrator.store.files import write_identity, write_trial
 from orchestrator.store.locks import Lock, driver_lock
@@ -191,15 +190,20 @@ def test_a_launch_removes_what_killed_ones_left() -> None:
     assert not any(path.exists() for path in old)
 
 
+def plan_lines(sweep: SweepConfig, storage: Storage | None = None) -> list[str]:
+    """The plan of a sweep whose models are not on this machine."""
+    request = LaunchRequest(LaunchOptions(), sweep, storage or Storage("sweeps/tested"))
+    with mock.patch.object(Inspection, "has_files", False):
+        return describe_plan(Inspection(request)).splitlines()
+
+
 @pytest.mark.parametrize("columns", [60, 80, 200])
 def test_the_plan_fits_the_terminal(
     columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    lines = describe_plan(
-        SweepConfig.read("quickstart"), Storage(tmp_path / "quickstart")
-    ).splitlines()
+    lines = plan_lines(SweepConfig.read("quickstart"), Storage(tmp_path / "quickstart"))
     assert max(map(len, lines)) <= min(columns, 120)
     assert len(lines) > 15
 
@@ -235,16 +239,14 @@ def test_the_plan_has_vanilla_first_where_the_target_is_not_there() -> None:
         enqueue=["eagle1"],
         space={"drafter": "eagle", "tree": {"policy": "chain", "length": 3}},
     )
-    lines = describe_plan(
-        SweepConfig.read("tested.yaml", {"budget.trials": 9}), Storage("sweeps/tested")
-    ).splitlines()
+    lines = plan_lines(SweepConfig.read("tested.yaml", {"budget.trials": 9}))
     assert "  first       vanilla, eagle1" in lines
     assert "  budget      9 trials; there are at most 3 settings" in lines
 
 
 def test_the_plan_of_a_single_setting() -> None:
     write(space={"drafter": "eagle", "tree": {"policy": "chain", "length": 3}})
-    lines = describe_plan(SweepConfig.read("tested.yaml"), Storage("sweeps/tested")).splitlines()
+    lines = plan_lines(SweepConfig.read("tested.yaml"))
     assert "  space       1 point" in lines
 
 
@@ -346,7 +348,7 @@ def test_an_existing_sweep_is_named_before_anything_else_is_checked(
 ) -> None:
     """Models and captions take seconds."""
     write_store()
-    monkeypatch.setitem(sys.modules, "orchestrator.launch.preflight", None)  # cannot be imported
+    monkeypatch.setitem(sys.modules, "orchestrator.launch.checks", None)  # cannot be imported
     assert "a sweep exists here" in refusal()
 
 
@@ -458,6 +460,56 @@ def test_a_sweep_resumes_with_a_larger_budget() -> None:
     assert_starts("--resume", "--trials", "9")
 
 
+@pytest.mark.parametrize(
+    ("words", "trials", "note"),
+    [
+        ((), 9, "9 trials instead of 3 trials (--trials to change it)"),
+        (("--trials", "5"), 5, ""),
+        (("--set", "budget.trials=4"), 4, ""),
+        (("--set", "budget={trials: 4}"), 4, ""),
+    ],
+)
+def test_a_resumed_sweep_keeps_its_larger_budget(
+    words: Words, trials: int, note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That an option gave when it was launched. An option of the resumed launch decides."""
+    stored = SweepConfig.read("tested.yaml", {"budget.trials": 9, "budget.hours": 2})
+    write_store().write("sweep.yaml", stored.to_yaml().encode())
+    launched: list[LaunchRequest] = []
+
+    def launch(request: LaunchRequest, *_: object, **__: object) -> None:
+        launched.append(request)
+        raise ValueError("ends here")
+
+    monkeypatch.setattr("orchestrator.launch.supervise.launch", launch)
+    result = specfrontier("launch", "tested.yaml", "--no-mlflow", "--resume", *words)
+    assert "ends here" in result.err
+    (request,) = launched
+    assert (request.sweep.budget.trials, request.sweep.budget.hours) == (trials, None)
+    assert ("stored budget" in result.err) == bool(note)
+    assert note in result.err
+    checked = specfrontier("launch", "tested.yaml", "--check", *words)
+    assert f"budget      {trials} trials" in checked.out
+
+
+def test_a_resumed_sweep_takes_a_larger_budget_of_its_file() -> None:
+    write_store()
+    write(budget={"trials": 7})
+    result = specfrontier("launch", "tested.yaml", "--check")
+    assert "budget      7 trials" in result.out
+    assert "stored budget" not in result.err
+
+
+def test_a_resumed_sweep_keeps_its_larger_limits_of_images_and_hours() -> None:
+    write(budget={"trials": 3, "images": 500, "hours": 1})
+    changes = {"budget.images": 900, "budget.hours": 1.5}
+    stored = SweepConfig.read("tested.yaml", changes)
+    write_store().write("sweep.yaml", stored.to_yaml().encode())
+    result = specfrontier("launch", "tested.yaml", "--check", "--hours", "1.2")
+    assert "budget      3 trials, 900 images, 1.2 hours" in result.out
+    assert "stored budget of 900 images instead of 500 images (--images to change it)" in result.err
+
+
 def test_a_sweep_resumes_without_its_file() -> None:
     remove_space()
     assert_starts("--resume")
@@ -465,9 +517,7 @@ def test_a_sweep_resumes_without_its_file() -> None:
 
 def test_a_sweep_resumes_after_its_models_file_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     """The workers compare the weights' hashes. Another entry is another sweep."""
-    monkeypatch.setattr(
-        "orchestrator.launch.preflight.preflight", lambda *arguments, **options: None
-    )
+    monkeypatch.setattr("orchestrator.launch.checks.check", lambda found: None)
     monkeypatch.setattr("orchestrator.launch.launch.worker_spec", lambda *arguments: {})
     write(models={"name": "classes"})
     stored = SweepConfig.read("tested.yaml", {"models.file": "elsewhere/models.yaml"})
@@ -508,23 +558,16 @@ def test_the_live_view_ends_before_the_report_is_written(
         finally:
             seen.append("view ended")
 
-    def launch(
-        sweep: object,
-        storage: object,
-        options: object,
-        views: object,
-        emit: Callable[[Any], None],
-        **rest: object,
-    ) -> Any:
+    def launch(request: object, views: object, emit: Callable[[Any], None], **rest: object) -> Any:
         emit(events.Identified(()))
         if error is not None:
             raise error
         return mock.Mock(records=[], lost=[], stopped_by="trials", untimed="")
 
     monkeypatch.setattr("orchestrator.run.progress.choose_view", view)
-    monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
+    monkeypatch.setattr("orchestrator.launch.supervise.launch", launch)
     monkeypatch.setattr(
-        "orchestrator.cli.launch._finish", lambda views, ending: seen.append(ending)
+        "orchestrator.launch.supervise._finish", lambda views, ending, say: seen.append(ending)
     )
     monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *arguments: "done")
     result = specfrontier("launch", "tested.yaml", "--no-mlflow")
@@ -553,7 +596,7 @@ def test_mlflow_is_told_of_the_end_whatever_becomes_of_the_report(
     ended.is_abandoned = False
     views = Views(storage, [*_sweep_views(SweepConfig.read("tested.yaml"), storage, None), ended])
     views.start(identity("tested"))
-    _finish(views, ending)
+    _finish(views, ending, say)
     assert page.call_args == mock.call(storage, decode=decodes)
     assert ended.end.call_args.args[1] == ending
     said = capsys.readouterr().err
@@ -573,14 +616,7 @@ def test_a_launch_that_another_one_has_replaced_writes_no_more(
     )
     view.end_timeout_s, view.short_timeout_s, view.close = HANG_S, HANG_S, closed.set
 
-    def launch(
-        sweep: object,
-        storage: Storage,
-        options: object,
-        views: Views,
-        emit: Callable[[Any], None],
-        **rest: object,
-    ) -> None:
+    def launch(request: object, views: Views, emit: Callable[[Any], None], **rest: object) -> None:
         write_store()
         emit(events.Identified(()))
         views.start(identity("tested"))
@@ -588,10 +624,10 @@ def test_a_launch_that_another_one_has_replaced_writes_no_more(
         emit(events.Phase("generating"))
 
     monkeypatch.setattr(
-        "orchestrator.store.locks.driver_lock", lambda *arguments: nullcontext(lock)
+        "orchestrator.launch.supervise.driver_lock", lambda *arguments: nullcontext(lock)
     )
-    monkeypatch.setattr("orchestrator.cli.launch._sweep_views", lambda *arguments: [view])
-    monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
+    monkeypatch.setattr("orchestrator.launch.supervise._sweep_views", lambda *arguments: [view])
+    monkeypatch.setattr("orchestrator.launch.supervise.launch", launch)
     message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
     assert "another launch has taken over" in message
     assert closed.wait(HANG_S)
@@ -605,7 +641,7 @@ def test_the_printed_command_resumes_the_sweep(monkeypatch: pytest.MonkeyPatch) 
 
     space = "tested, twice.yaml"
     Path(space).write_text(SPACE)
-    monkeypatch.setattr("orchestrator.launch.launch.launch", interrupt)
+    monkeypatch.setattr("orchestrator.launch.supervise.launch", interrupt)
     message = error_of("launch", space, "--no-mlflow", code=130)
     resume = shlex.split(message.rpartition("resume with: specfrontier ")[2])
     assert resume == ["launch", space, "--no-mlflow", "--resume"]
@@ -631,19 +667,12 @@ def test_a_store_that_becomes_unwritable_ends_a_launch_in_one_sentence(
 
     monkeypatch.setattr(locks, "_rewrite", write)
 
-    def launch(
-        sweep: object,
-        storage: object,
-        options: object,
-        views: object,
-        emit: Callable[[Any], None],
-        **rest: object,
-    ) -> None:
+    def launch(request: object, views: object, emit: Callable[[Any], None], **rest: object) -> None:
         write_store()
         emit(events.Identified(()))
         raise full
 
-    monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
+    monkeypatch.setattr("orchestrator.launch.supervise.launch", launch)
     message = error_of("launch", "tested.yaml", "--no-mlflow", code=1)
     assert "driver.lock: No space left on device" in message
     assert ("resume with: " in message) == bool(written)
@@ -654,7 +683,8 @@ def test_a_launch_that_failed_before_its_sweep_existed_keeps_nothing(
 ) -> None:
     """There is nothing to resume, and no view to write."""
     monkeypatch.setattr(
-        "orchestrator.launch.launch.launch", mock.Mock(side_effect=PoolError("no worker started"))
+        "orchestrator.launch.supervise.launch",
+        mock.Mock(side_effect=PoolError("no worker started")),
     )
     message = error_of("launch", "tested.yaml", code=1)
     assert "no worker started" in message
@@ -707,7 +737,7 @@ def test_the_lock_of_a_dead_driver_is_taken_over(
     driver.kill()
     driver.wait()
     monkeypatch.setattr(
-        "orchestrator.launch.launch.launch", mock.Mock(side_effect=ValueError("ends here"))
+        "orchestrator.launch.supervise.launch", mock.Mock(side_effect=ValueError("ends here"))
     )
     for first in (True, False):
         result = specfrontier("launch", "tested.yaml", "--resume", "--no-mlflow")
@@ -772,8 +802,10 @@ def test_only_trials_that_racing_stopped_can_be_revived() -> None:
     assert "1, 2, 3" in refusal("--resume", "--revive", "1,0")
     assert "1, 2, 3" in refusal("--resume", "--check", "--revive", "1,0")
     assert "one" in refusal("--resume", "--revive", "one")
-    assert stopped_trials(storage, "3,1, 2") == (1, 2, 3)
-    assert stopped_trials(storage, None) == ()
+    sweep = SweepConfig.read("tested.yaml")
+    for given, numbers in (("3,1, 2", (1, 2, 3)), (None, ())):
+        options = LaunchOptions(revive=given)
+        assert LaunchRequest(options, sweep, storage).revived == numbers
 
 
 def test_the_summary_says_why_the_front_was_not_timed_once_more(tmp_path: Path) -> None:

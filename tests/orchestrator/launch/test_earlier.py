@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from optuna.trial import FixedTrial
 
-from orchestrator.cli.launch import _with_earlier
 from orchestrator.front.questions import front_records
-from orchestrator.launch.earlier import Earlier, EarlierSweepError, Source
-from orchestrator.launch.launch import _take_over as take_over
-from orchestrator.launch.options import LaunchOptions
+from orchestrator.launch.earlier import Earlier
+from orchestrator.launch.earlier_source import EarlierSweepError, Source
+from orchestrator.launch.read import read_earlier
+from orchestrator.launch.start import take_over
 from orchestrator.run.search import Search
-from orchestrator.store.files import EARLIER, write_identity
+from orchestrator.store.files import EARLIER, NoSweepError, write_identity
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from search_spaces.sweep import SweepConfig
@@ -358,15 +358,37 @@ def test_only_a_sweep_that_has_started_has_taken_over(earlier: Sweep, tmp_path: 
     storage.write(EARLIER, Earlier.read([earlier.storage.uri], config).to_json())
     write_sweep(tmp_path / "other", name="other", samples=1)
     for locations in ([], [str(tmp_path / "other")]):
-        options = _with_earlier(config, storage, LaunchOptions(earlier=locations))[1]
-        assert [source.store for source in getattr(options.taken, "sources", ())] == locations
+        taken = read_earlier(config, storage, locations)
+        assert [source.store for source in getattr(taken, "sources", ())] == locations
     take_over(config, facts(earlier), Earlier(), storage, print)
     assert not storage.exists(EARLIER)
     storage.write(EARLIER, Earlier.read([earlier.storage.uri], config).to_json())
     write_identity(storage, earlier.identity)
-    assert _with_earlier(config, storage, LaunchOptions())[1].taken.sources[0].name == "mine"
-    with pytest.raises(ValueError, match="--from"):
-        _with_earlier(config, storage, LaunchOptions(earlier=[str(tmp_path / "other")]))
+    taken = read_earlier(config, storage, [])
+    assert taken is not None
+    assert taken.sources[0].name == "mine"
+    with pytest.raises(ValueError, match=r"--from: this sweep took over .*mine when it started"):
+        read_earlier(config, storage, [str(tmp_path / "other")])
+
+
+def test_a_sweep_that_is_not_there_is_named_though_this_one_has_started(
+    earlier: Sweep, tmp_path: Path
+) -> None:
+    """`--from` with a typing error, and without `--name`: the sweep exists, and took over others or
+    nothing.
+    """
+    storage, config = Storage(tmp_path / "wider"), SweepConfig.from_mapping(SPACE)
+    write_identity(storage, earlier.identity)
+    missing = str(tmp_path / "mien")
+    with pytest.raises(NoSweepError, match=r"^--from .*mien: no sweep here"):
+        read_earlier(config, storage, [missing])
+    with pytest.raises(ValueError, match=r"wider exists in .*, and took over nothing"):
+        read_earlier(config, storage, [earlier.storage.uri])
+    storage.write(EARLIER, Earlier.read([earlier.storage.uri], config).to_json())
+    with pytest.raises(NoSweepError, match=r"^--from .*mien: no sweep here"):
+        read_earlier(config, storage, [missing])
+    shutil.rmtree(earlier.storage.uri)
+    assert read_earlier(config, storage, [earlier.storage.uri]) is not None, "it needs none of it"
 
 
 @pytest.mark.parametrize("part", ["models", "extractors", "seed", "format", "precision"])

@@ -17,8 +17,10 @@ from orchestrator.cluster.placement import Node, Slots
 from orchestrator.cluster.tasks import ClusterLost, PoolError
 from orchestrator.launch import launch as launch_module
 from orchestrator.launch.earlier import Earlier
-from orchestrator.launch.launch import keep_identity, launch
+from orchestrator.launch.launch import launch
 from orchestrator.launch.options import LaunchOptions
+from orchestrator.launch.read import LaunchRequest
+from orchestrator.launch.start import check_facts, keep_identity, stored_facts
 from orchestrator.run.trial import Trials
 from orchestrator.store.events import Event, Launch
 from orchestrator.store.files import SWEEP, read_identity
@@ -31,6 +33,7 @@ from tests.fakes.metric_inputs import write_session
 from tests.fakes.synthetic_sweeps import identity
 from workers.data.storage import Storage
 from workers.metrics.timings import EAGER
+from workers.runtime.specification import WorkerSpec
 
 NEW = identity("kept")
 
@@ -117,17 +120,17 @@ def test_versions_and_threads_may_change(storage: Storage) -> None:
 
 def test_workers_are_told_what_timed_a_resumed_sweep(storage: Storage) -> None:
     """During the sweep: `specfrontier time` may have timed it elsewhere since."""
-    assert "timing_device" not in launch_module._stored_facts(storage)
+    assert "timing_device" not in stored_facts(storage)
     write_session(storage, device="a processor", threads=2)
     write_session(storage, device="another", name="timings/two.parquet", is_later=True)
-    assert launch_module._stored_facts(storage)["timing_device"] == "a processor, 2 threads"
-    assert launch_module._stored_facts(Storage(f"{storage.uri}/none")) == {}
+    assert stored_facts(storage)["timing_device"] == "a processor, 2 threads"
+    assert stored_facts(Storage(f"{storage.uri}/none")) == {}
 
 
 def test_a_gpu_that_gave_up_graphs_resumes_its_sweep(storage: Storage) -> None:
     """Its new process does not know yet that it will."""
     write_session(storage, device="a GPU" + EAGER, threads=0)
-    assert launch_module._stored_facts(storage)["timing_device"] == "a GPU"
+    assert stored_facts(storage)["timing_device"] == "a GPU"
 
 
 @pytest.mark.parametrize(("new_shards", "clusters"), [((), 3), ((1, 2, 3, 4), 6), ((2,), 4)])
@@ -145,8 +148,9 @@ def test_lost_clusters_are_replaced_while_there_is_progress(
         raise ClusterLost("Ray on this machine lost its raylet")
 
     monkeypatch.setattr(launch_module, "_launch", lose)
+    request = LaunchRequest(LaunchOptions(), mock.Mock(), storage)
     with pytest.raises(PoolError, match="lost its raylet"):
-        launch(mock.Mock(), storage, LaunchOptions(), Views(storage, []), events.append, cores=1)
+        launch(request, Views(storage, []), events.append, cores=1)
     assert len(started) == clusters
     assert [type(event) for event in events] == [Launch] * clusters
     assert "raylet" in (events[1].note or "")
@@ -157,7 +161,7 @@ def test_a_metric_that_the_loaded_models_cannot_give_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"objectives\[1\]: these models cannot give the metric 'fid'"
     ):
-        launch_module._check_facts(SweepConfig.read("quickstart"), facts, mock.Mock())
+        check_facts(SweepConfig.read("quickstart"), facts, mock.Mock())
 
 
 def test_a_cluster_without_nodes_asks_for_the_kind_of_node(
@@ -170,15 +174,9 @@ def test_a_cluster_without_nodes_asks_for_the_kind_of_node(
         launch_module, "Pool", mock.Mock(side_effect=AssertionError("a worker started"))
     )
     options = LaunchOptions(address="head:6379", workers=4)
+    request = LaunchRequest(options, SweepConfig.read("quickstart"), storage)
     with pytest.raises(PoolError, match="--gpus-per-worker"):
-        launch(
-            SweepConfig.read("quickstart"),
-            storage,
-            options,
-            Views(storage, []),
-            lambda event: None,
-            cores=1,
-        )
+        launch(request, Views(storage, []), lambda event: None, cores=1)
 
 
 def test_racing_counts_the_trials_of_earlier_sweeps(tmp_path: Path) -> None:
@@ -201,17 +199,12 @@ def test_racing_counts_the_trials_of_earlier_sweeps(tmp_path: Path) -> None:
         }
         changes["search"] = {"sampler": "random"}
         sweep = replace(SweepConfig.read("quickstart", changes), name=name)
-        storage, options = Storage(tmp_path / name), LaunchOptions(taken=taken)
+        storage = Storage(tmp_path / name)
         Path(tmp_path / name).mkdir(exist_ok=True)
+        extended = (taken or Earlier()).extend(sweep)
+        request = LaunchRequest(LaunchOptions(), extended, storage, taken)
         with file_launches([]), mock.patch.object(launch_module, "Trials", Counting):
-            launch(
-                (taken or Earlier()).extend(sweep),
-                storage,
-                options,
-                Views(storage, []),
-                lambda event: None,
-                cores=1,
-            )
+            launch(request, Views(storage, []), lambda event: None, cores=1)
         return storage.uri
 
     first = run("first", None)
@@ -219,3 +212,26 @@ def test_racing_counts_the_trials_of_earlier_sweeps(tmp_path: Path) -> None:
     second = Storage(run("second", taken))
     run("second", Earlier.stored(second))
     assert counts == [0, 4, 4]
+
+
+@pytest.mark.parametrize(("share", "is_checked"), [(0.5, True), (1.0, False), (0.0, False)])
+def test_workers_that_share_a_gpu_are_given_the_sweep(
+    share: float, is_checked: bool, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They check its peak against their memory."""
+    specs: list[dict[str, Any]] = []
+
+    def start(spec: dict[str, Any], *_: object) -> None:
+        specs.append(spec)
+        raise PoolError("enough")
+
+    monkeypatch.setattr(launch_module, "connected", lambda *_: nullcontext(Slots(2, 1.0, share)))
+    monkeypatch.setattr(launch_module, "Pool", start)
+    sweep = SweepConfig.read("quickstart")
+    request = LaunchRequest(LaunchOptions(gpus_per_worker=share), sweep, storage)
+    with pytest.raises(PoolError, match="enough"):
+        launch(request, Views(storage, []), lambda event: None, cores=1)
+    (spec,) = specs
+    assert spec["gpu_share"] == (share or 1.0)
+    assert spec["sweep"] == (sweep.to_mapping() if is_checked else None)
+    assert WorkerSpec(**spec).sweep == spec["sweep"]

@@ -168,7 +168,7 @@ def test_a_launch_records_how_it_ended(
             raise end
         return mock.Mock(records=[], lost=[], stopped_by="trials", untimed="")
 
-    monkeypatch.setattr("orchestrator.launch.launch.launch", launch)
+    monkeypatch.setattr("orchestrator.launch.supervise.launch", launch)
     monkeypatch.setattr("orchestrator.cli.launch._summary", lambda *_: "")
     specfrontier("launch", "quickstart", "--no-mlflow")
     shown = specfrontier("status", "quickstart", "--json").json

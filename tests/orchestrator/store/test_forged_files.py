@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.launch.earlier import EarlierSweepError, Source, _trials_before
+from orchestrator.launch.earlier_source import EarlierSweepError, Source, _trials_before
 from orchestrator.store.files import (
     DRIVER_LOCK,
     EARLIER,

@@ -1,6 +1,4 @@
-"""Preflight: models, captions, reference, metrics, timing and search are checked before any worker
-starts.
-"""
+"""Models, captions, reference, metrics, timing and search are checked before any worker starts."""
 
 from __future__ import annotations
 
@@ -21,9 +19,12 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from orchestrator.errors import explain
-from orchestrator.launch import preflight as preflight_module
-from orchestrator.launch.launch import worker_spec
-from orchestrator.launch.preflight import preflight
+from orchestrator.launch import checks, inspection
+from orchestrator.launch.checks import check
+from orchestrator.launch.inspection import Inspection
+from orchestrator.launch.options import LaunchOptions
+from orchestrator.launch.read import LaunchRequest
+from orchestrator.launch.start import worker_spec
 from orchestrator.store.events import utc_now
 from orchestrator.store.files import Identity
 from orchestrator.store.identity import IdentityError
@@ -65,15 +66,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def assert_passes(changes: dict[str, Any] | None = None, **sections: Any) -> None:
-    """Preflight accepts SPACE with sections replaced, and dotted keys changed."""
+    """The checks accept SPACE with sections replaced, and dotted keys changed."""
     text = yaml.safe_dump(yaml.safe_load(SPACE) | sections, sort_keys=False)
-    sweep = SweepConfig.parse(text, "tested.yaml", changes)
-    with sweep.locate_errors():
-        preflight(sweep, Storage("sweeps/tested"))
+    run_checks(SweepConfig.parse(text, "tested.yaml", changes))
+
+
+def run_checks(
+    sweep: SweepConfig, store: str = "sweeps/tested", address: str | None = None
+) -> None:
+    options = LaunchOptions(address=address, mlflow=False)
+    check(Inspection(LaunchRequest(options, sweep, Storage(store))))
 
 
 def problem(changes: dict[str, Any] | None = None, **sections: Any) -> str:
-    """The one-line message of a sweep that preflight refuses."""
+    """The one-line message of a sweep that is refused."""
     with pytest.raises((ValueError, OSError)) as caught:
         assert_passes(changes, **sections)
     assert not Path("sweeps").exists()
@@ -93,9 +99,9 @@ def test_a_sweep_of_an_older_version_can_go_on(monkeypatch: pytest.MonkeyPatch) 
     half-finished one.
     """
     started = SimpleNamespace(id="its own", format=FORMAT, captions={"hash": "of these captions"})
-    monkeypatch.setattr(preflight_module, "read_identity", lambda _: started)
-    monkeypatch.setattr(preflight_module, "captions_hash", lambda _: "of these captions")
-    monkeypatch.setattr(preflight_module, "check_unchanged", lambda *_: None)
+    monkeypatch.setattr(inspection, "read_identity", lambda _: started)
+    monkeypatch.setattr(checks, "captions_hash", lambda _: "of these captions")
+    monkeypatch.setattr(checks, "check_unchanged", lambda *_: None)
     assert_passes(constraints=["drift <= 1.1 * vanilla"])
 
 
@@ -113,11 +119,11 @@ def test_a_resumed_sweep_with_other_files_is_refused_before_workers_start(
         format=FORMAT,
         captions=captions,
     )
-    monkeypatch.setattr(preflight_module, "read_identity", lambda _: stored)
-    monkeypatch.setattr(preflight_module, "captions_hash", lambda _: "of these captions")
+    monkeypatch.setattr(inspection, "read_identity", lambda _: stored)
+    monkeypatch.setattr(checks, "captions_hash", lambda _: "of these captions")
     with monkeypatch.context() as patched:
         patched.setattr(
-            preflight_module,
+            checks,
             "check_unchanged",
             lambda _storage, _stored, now, _keys: found.append(now),
         )
@@ -258,7 +264,7 @@ def test_a_working_folder_whose_name_is_not_utf8(
     folder.mkdir()
     monkeypatch.chdir(folder)
     with pytest.raises(ValueError, match=r"caf\\udce9': not UTF-8; rename it"):
-        preflight(SweepConfig.parse(SPACE, "tested.yaml"), Storage("mock:///sweeps/tested"))
+        run_checks(SweepConfig.parse(SPACE, "tested.yaml"), "mock:///sweeps/tested")
 
 
 LINES: dict[str, Any] = {  # values by the key that is refused
@@ -283,6 +289,27 @@ def test_every_refusal_names_the_line(key: str) -> None:
         assert_passes(**changed)
     with pytest.raises(ConfigError, match=rf"^--set: {re.escape(key)}"):
         assert_passes(changed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "location"),
+    [
+        ({"captions.source": "mine.txt"}, "--set: captions: mine.txt: no such file"),
+        ({"captions.source": "./mine.txt"}, "--set: captions: mine.txt: no such file"),
+        ({"reference.source": "photos"}, "--set: reference: photos: no such folder"),
+        ({"reference.count": 64}, "--set: reference: "),
+        ({"timing.batch": 50}, "--set: timing: "),
+        ({"seed": 2}, ""),
+        ({"captions.count": 48}, ""),
+    ],
+)
+def test_a_value_given_by_set_is_located_there(changes: dict[str, Any], location: str) -> None:
+    """Though its section is the file's. An error about what is the file's has the file's line."""
+    sections: dict[str, Any] = {"timing": {"batch": 1, "images": 51}}
+    if not location:
+        sections["reference"] = {"source": "theirs", "count": 66}
+    message = problem(changes, **sections)
+    assert message.startswith(location or "tested.yaml:6: reference: theirs: no such folder")
 
 
 def write_photos(count: int) -> None:
@@ -408,11 +435,7 @@ def test_files_on_a_ray_clients_cluster_are_not_checked_here() -> None:
     """They lie on the cluster; the unreachable address is the only problem."""
     text = SPACE.replace("source: scenes, count: 96", "source: /on/the/cluster.txt, count: 96")
     with pytest.raises(RuntimeError, match="no response"):
-        preflight(
-            SweepConfig.parse(text, "tested.yaml"),
-            Storage("sweeps/tested"),
-            address="ray://127.0.0.1:1",
-        )
+        run_checks(SweepConfig.parse(text, "tested.yaml"), address="ray://127.0.0.1:1")
 
 
 ENTRY: dict[str, Any] = {

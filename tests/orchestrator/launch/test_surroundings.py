@@ -1,5 +1,5 @@
-"""What a sweep would write to belongs to the sweep: everything else is refused, and stays as it
-was.
+"""What surrounds a sweep. What it would write to belongs to it: everything else is refused, and
+stays as it was. Resources that this machine lacks may be those of a cluster.
 """
 
 from __future__ import annotations
@@ -10,17 +10,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import optuna
 import pytest
+import torch
 from optuna.study import Study
 from optuna.trial import TrialState
 
 from orchestrator.errors import StudyError
-from orchestrator.launch.preflight import check_owners
+from orchestrator.launch.inspection import Inspection
+from orchestrator.launch.options import LaunchOptions
+from orchestrator.launch.read import LaunchRequest
+from orchestrator.launch.surroundings import check_owners, check_resources
 from orchestrator.store.files import Identity, write_identity
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.study import StudyView, open_storage, own_trials
+from search_spaces.sweep import SweepConfig
 from tests.fakes.mlflow_processes import open_studies_together
 from tests.fakes.postgresql import PASSWORD, PostgreSQL, postgresql
 from tests.fakes.studies import named_config, plain_record, study_identity, study_view
@@ -60,8 +66,20 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.create(tmp_path.name.replace("[", "_").replace("]", "_").lower()[-60:])
 
 
-def check(study: str | None = None, tracking: str = "", known: Identity | None = None) -> None:
-    check_owners(NAME, DIRECTIONS, Storage("sweeps/mine"), known, study, tracking)
+def check(
+    study: str | None = None,
+    tracking: str = "",
+    known: Identity | None = None,
+    storage: Storage | None = None,
+) -> None:
+    options = LaunchOptions(study=study)
+    place = storage or Storage("sweeps/mine")
+    found = Inspection(LaunchRequest(options, named_config(NAME), place))
+    with (
+        mock.patch.object(Inspection, "identity", known),
+        mock.patch.object(Inspection, "tracking_uri", tracking),
+    ):
+        check_owners(found)
 
 
 def refusal(*arguments: Any, **options: Any) -> str:
@@ -204,7 +222,7 @@ def test_a_default_journal_of_somebody_else_is_refused() -> None:
     create("mine-study.log", "minimize")
     before = files()
     with pytest.raises(ValueError, match=r"mine-study\.log: the study 'mine'"):
-        check_owners(NAME, DIRECTIONS, FakeBucket(), None, None, "")
+        check(storage=FakeBucket())
     assert files() == before
 
 
@@ -406,3 +424,33 @@ def test_databases_that_do_not_answer_are_refused() -> None:
         silent.listen()
         url = f"postgresql://127.0.0.1:{silent.getsockname()[1]}"
         assert "--study" in refusal(f"{url}/optuna", f"{url}/mlflow")
+
+
+def resources(
+    workers: int | None, cpus: float, gpus: float, address: str | None, objective: str
+) -> None:
+    """Check the resources of the workers of a sweep with this objective."""
+    changes = {
+        "objectives": [objective, "step_compression"],
+        "metrics": [objective],
+        "racing": None,
+    }
+    options = LaunchOptions(
+        workers=workers, cpus_per_worker=cpus, gpus_per_worker=gpus, address=address
+    )
+    sweep = SweepConfig.read("quickstart", changes)
+    check_resources(Inspection(LaunchRequest(options, sweep, Storage("sweeps/mine"))))
+
+
+def test_a_cluster_may_have_what_this_machine_lacks() -> None:
+    resources(1000, 64.0, 8.0, "auto", "speedup")
+    resources(None, 1.0, 0.0, None, "speedup")
+    resources(None, 1.0, float(torch.cuda.device_count()), None, "speedup")
+    resources(None, 1.0, 0.5, "auto", "fid")
+    with pytest.raises(ValueError, match="timings"):
+        resources(None, 1.0, 0.5, "auto", "speedup")
+    with pytest.raises(ValueError, match="fraction"):
+        resources(None, 1.0, 1.5, "auto", "fid")
+    for amount in (float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="finite"):
+            resources(None, amount, 0.0, "auto", "speedup")
