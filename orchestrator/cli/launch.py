@@ -62,15 +62,14 @@ def launch(
 
     The sweep's folder holds all results. If it is interrupted or killed, --resume continues it.
     """
-    from orchestrator.launch.read import keep_budget, read_request, read_stored
+    from orchestrator.launch.read import read_request, resume
 
     with ends_with(WRONG_USAGE):
         request = read_request(space, options)
         say(f"{request.sweep.name}: checking models, captions and stores")
-        if (stored := read_stored(request)) is not None:
-            request, note = keep_budget(request, stored)
-            if note:
-                say(note)
+        request, note = resume(request)
+        if note:
+            say(note)
     found = _check(request)
     from orchestrator.cli.launch_plan import describe_plan, describe_reference
 

@@ -8,22 +8,26 @@ sweep that is not to be resumed or differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from orchestrator.launch import surroundings
-from orchestrator.launch.inspection import Inspection, in_section, locate_errors
+from orchestrator.launch.inspection import Inspection, in_section
 from orchestrator.replay.predict import check_pool
 from orchestrator.run.search import Search
 from orchestrator.run.timing import session_of
 from orchestrator.store.identity import check_unchanged
 from search_spaces.constraints import split_batch
+from search_spaces.documents import OVERRIDE
 from search_spaces.params import ConfigError, at, unknown_choice
-from search_spaces.space import MAX_CHECKED_BRANCHES, Branch
+from search_spaces.space import MAX_CHECKED_BRANCHES
 from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
@@ -53,13 +57,44 @@ def check(found: Inspection) -> None:
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
         PoolError: the Ray cluster does not respond.
     """
-    with locate_errors(found.request.sweep), collect_notes() as notes:
+    with _located(found.request.sweep), collect_notes() as notes:
         for _, check_stage in CHECKS:
             check_stage(found)
         if found.has_files:  # else the cluster's machines have them, and its workers check them
             for _, check_stage in FILE_CHECKS:
                 check_stage(found)
     found.notes.extend(notes)
+
+
+@contextmanager
+def _located(sweep: SweepConfig) -> Iterator[None]:
+    """As `SweepConfig.locate_errors`; but an error about a section of the file that names a value
+    which --set gave is located there.
+    """
+    with sweep.locate_errors():
+        try:
+            yield
+        except ConfigError as error:
+            if error.location or not _names_override(sweep, error):
+                raise
+            raise ConfigError(error.path, error.problem, OVERRIDE) from error
+
+
+def _names_override(sweep: SweepConfig, error: ConfigError) -> bool:
+    """Whether an error about a section names the value of one of its keys that --set gave."""
+    size = len(error.path)
+    if sweep.document is None or size == 0:
+        return False
+    for path, location in sweep.document.locations.items():
+        if location != OVERRIDE or path[:size] != error.path or len(path) == size:
+            continue
+        value = sweep.document.data
+        for key in path:
+            value = value[int(key[1:-1])] if isinstance(value, list) else value[key]
+        name = Path(str(value)).name  # messages may write a path in another form
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", error.problem):
+            return True
+    return False
 
 
 def _check_metric_names(found: Inspection) -> None:
@@ -305,7 +340,7 @@ def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:
     for branch in islice(sweep.space.branches(), MAX_CHECKED_BRANCHES):
         kinds = ", ".join(branch.params.values())
         path = ("space", f"({kinds})") if kinds else ("space",)
-        for values in _corners(branch):
+        for values in _corners([leaf.domain.corners for leaf in branch.leaves]):
             with at(*path):
                 try:
                     config = branch.config(values, sweep.sampling)
@@ -314,12 +349,13 @@ def check_configs(sweep: SweepConfig, capabilities: Capabilities) -> None:
                 capabilities.check(config)
 
 
-def _corners(branch: Branch) -> Iterator[list[Any]]:
-    """The values of a branch's leaves: all at their lowest, then each in turn at its highest."""
-    corners = [leaf.domain.corners for leaf in branch.leaves]
-    lowest = [ends[0] for ends in corners]
+def _corners(leaves: Sequence[Sequence[Any]]) -> Iterator[list[Any]]:
+    """Values of leaves, of which the ends are given: all at their lowest, then each in turn at its
+    highest.
+    """
+    lowest = [ends[0] for ends in leaves]
     yield lowest
-    for index, ends in enumerate(corners):
+    for index, ends in enumerate(leaves):
         yield [*lowest[:index], ends[-1], *lowest[index + 1 :]]
 
 

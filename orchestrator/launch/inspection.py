@@ -5,12 +5,10 @@ the captions. `--check`, preflight and `doctor --plan` take it from here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import torch
 
@@ -19,7 +17,6 @@ from orchestrator.errors import explain
 from orchestrator.launch.read import LaunchRequest
 from orchestrator.store.files import Identity, read_identity
 from orchestrator.views.mlflow_place import TrackingPlace
-from search_spaces.documents import OVERRIDE, Document
 from search_spaces.params import ConfigError
 from search_spaces.params import Path as ConfigPath
 from search_spaces.sweep import SweepConfig
@@ -222,33 +219,3 @@ def in_section(*path: str, where: str = "") -> Iterator[None]:
         if where:
             raise WeightsError(where + problem.removeprefix(where)) from error
         raise ConfigError(path, problem) from error
-
-
-@contextmanager
-def locate_errors(sweep: SweepConfig) -> Iterator[None]:
-    """As `SweepConfig.locate_errors`; but an error about a section of the file that names a value
-    which --set gave is located there.
-    """
-    with sweep.locate_errors():
-        try:
-            yield
-        except ConfigError as error:
-            document = sweep.document
-            if error.location or document is None or not _names_override(document, error):
-                raise
-            raise ConfigError(error.path, error.problem, OVERRIDE) from error
-
-
-def _names_override(document: Document, error: ConfigError) -> bool:
-    """Whether an error about a section names the value of one of its keys that --set gave."""
-    size = len(error.path)
-    for path, location in document.locations.items():
-        if not size or location != OVERRIDE or path[:size] != error.path or len(path) == size:
-            continue
-        value = document.data
-        for key in path:
-            value = value[int(key[1:-1])] if isinstance(value, list) else value[key]
-        name = Path(str(value)).name  # messages may write a path in another form
-        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", error.problem):
-            return True
-    return False

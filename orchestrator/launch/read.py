@@ -7,7 +7,7 @@ once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -76,13 +76,13 @@ def read_request(space: str, options: LaunchOptions) -> LaunchRequest:
 
     Raises:
         ConfigError, OSError: see `SweepConfig.read`.
-        NoSweepError, ValueError: see `read_earlier`; or the URI of --out is malformed.
+        NoSweepError, ValueError: see `_read_earlier`; or the URI of --out is malformed.
     """
     changes = options.changes()
     storage = _find_storage(options.out, SweepConfig.read_name(space, changes))
     with plugins_of(storage):  # if it holds a sweep to resume
         sweep = SweepConfig.read(space, changes)
-    earlier = read_earlier(sweep, storage, options.earlier or [])
+    earlier = _read_earlier(sweep, storage, options.earlier or [])
     if earlier is not None:
         sweep = earlier.extend(sweep)
     return LaunchRequest(options, sweep, storage, earlier)
@@ -94,7 +94,7 @@ def _find_storage(out: str, name: str) -> Storage:
     return Storage(f"{root.rstrip('/')}/{name}{sign}{query}")
 
 
-def read_earlier(sweep: SweepConfig, storage: Storage, locations: Sequence[str]) -> Earlier | None:
+def _read_earlier(sweep: SweepConfig, storage: Storage, locations: Sequence[str]) -> Earlier | None:
     """What a sweep takes over from others at these places, or what it took over when it started
     (has an identity); None for nothing.
 
@@ -143,13 +143,33 @@ def _check_taken(
     return taken.at({name: place.uri for name, place in places.items()})
 
 
-def read_stored(request: LaunchRequest) -> SweepConfig | None:
-    """The sweep that is stored where this one would be, if this is the one to resume; None if there
-    is none yet.
+def resume(request: LaunchRequest) -> tuple[LaunchRequest, str]:
+    """The launch, which resumes the sweep that is stored where its own would be, if there is one.
+
+    Limits of the stored budget stay where they are larger than the file's and this command gives no
+    others: an earlier command may have given them. Returns also a sentence on them; "" if there are
+    none.
 
     Raises:
         ValueError: a sweep is stored there, and it is not to be resumed, or differs from this one.
     """
+    stored = _read_stored(request)
+    larger = {} if stored is None else _larger_limits(request, stored)
+    if not larger:
+        return request, ""
+    own = request.sweep.budget
+    kept = ", ".join(f"{limit:g} {unit}" for unit, limit in larger.items())
+    instead = ", ".join(f"{getattr(own, unit):g} {unit}" for unit in larger)
+    options = ", ".join(f"--{unit}" for unit in larger)
+    sweep = replace(request.sweep, budget=replace(own, **larger))
+    return replace(request, sweep=sweep), (
+        f"{sweep.name}: goes on with its stored budget of {kept} instead of {instead} ({options} "
+        "to change it)"
+    )
+
+
+def _read_stored(request: LaunchRequest) -> SweepConfig | None:
+    """The stored sweep, None if there is none. Raises ValueError as `resume`."""
     storage, options = request.storage, request.options
     is_described = storage.exists(SWEEP)  # else a resumed launch writes it again
     is_resumed = options.resume or options.check
@@ -172,26 +192,7 @@ def read_stored(request: LaunchRequest) -> SweepConfig | None:
     return stored
 
 
-def keep_budget(request: LaunchRequest, stored: SweepConfig) -> tuple[LaunchRequest, str]:
-    """A resumed launch with the limits that are stored, where these are larger than the file's and
-    this command gives no others: an earlier command may have given them. Returns also a sentence on
-    them; "" if there are none.
-    """
-    larger = _larger_limits(request, stored)
-    if not larger:
-        return request, ""
-    own = request.sweep.budget
-    kept = ", ".join(f"{limit:g} {unit}" for unit, limit in larger.items())
-    instead = ", ".join(f"{getattr(own, unit):g} {unit}" for unit in larger)
-    options = ", ".join(f"--{unit}" for unit in larger)
-    sweep = replace(request.sweep, budget=replace(own, **larger))
-    return replace(request, sweep=sweep), (
-        f"{sweep.name}: goes on with its stored budget of {kept} instead of {instead} ({options} "
-        "to change it)"
-    )
-
-
-def _larger_limits(request: LaunchRequest, stored: SweepConfig) -> Mapping[str, Any]:
+def _larger_limits(request: LaunchRequest, stored: SweepConfig) -> dict[str, Any]:
     """The stored limits of the budget that are larger than the request's, which no option gave."""
     given = request.options.changes()
     larger: dict[str, Any] = {}

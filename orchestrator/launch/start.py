@@ -150,22 +150,22 @@ def start(request: LaunchRequest, facts: Mapping[str, Any], emit: events.EventSi
     a resumed one.
 
     Raises:
-        ConfigError: see `check_facts`.
-        EarlierSweepError: see `take_over`.
+        ConfigError: see `_check_facts`.
+        EarlierSweepError: see `_take_over`.
         IdentityError: see `keep_identity`.
     """
     capabilities = Capabilities.from_mapping(facts["capabilities"])
     for text in facts["notes"]:
         emit(events.Note(note=text))
     sweep = request.sweep.resolve(capabilities.sampling)
-    check_facts(sweep, facts, capabilities)
-    told = take_over(sweep, facts, request.earlier or Earlier(), request.storage, emit)
+    _check_facts(sweep, facts, capabilities)
+    told = _take_over(sweep, facts, request.earlier or Earlier(), request.storage, emit)
     identity = keep_identity(request.storage, sweep, _identify(sweep, facts, capabilities))
     count = facts["captions"]["count"]
     return StartedSweep(sweep, identity, capabilities, _experiment(sweep, facts), count, told)
 
 
-def check_facts(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabilities) -> None:
+def _check_facts(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabilities) -> None:
     """Check the sweep with what a worker knows of the loaded models. The checks before it started
     cannot know all of it everywhere.
 
@@ -183,7 +183,7 @@ def check_facts(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capa
                 )
 
 
-def take_over(
+def _take_over(
     sweep: SweepConfig,
     facts: Mapping[str, Any],
     earlier: Earlier,

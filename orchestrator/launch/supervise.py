@@ -61,7 +61,7 @@ def driving(storage: Storage, say: Say) -> Iterator[Lock]:
         CommandError: another launch holds it, or the store cannot be written (1); interrupt (130);
             the message has the command that resumes the sweep.
     """
-    interrupted = f"interrupted; resume with: {resume_command()}"
+    interrupted = f"interrupted; resume with: {_resume_command()}"
     with (
         ends_with(INTERRUPTED, KeyboardInterrupt, message=interrupted),
         ends_with(FAILED, LockError, OSError),
@@ -95,7 +95,7 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
     mlflow = MlflowView(storage, options.tracking_uri) if options.mlflow else None
     notices = None
     if options.notify:
-        notices = Notices(options.notify, sweep.name, storage, state, resume_command())
+        notices = Notices(options.notify, sweep.name, storage, state, _resume_command())
     kept = [*_sweep_views(sweep, storage, options.study), *filter(None, (mlflow, notices))]
     views = Views(storage, kept, lambda text: record(events.Note(note=text)))
     if file is not None:
@@ -109,7 +109,7 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
             def emit(event: events.Event) -> None:
                 nonlocal is_sweep
                 if isinstance(event, events.Launch):
-                    event = replace(event, resume=resume_command())
+                    event = replace(event, resume=_resume_command())
                 check_lock(storage, lock)
                 record(event)
                 is_sweep = is_sweep or isinstance(event, events.Identified)
@@ -143,24 +143,22 @@ def _failure(error: Exception, *, is_sweep: bool) -> CommandError:
         return CommandError(str(error), WRONG_USAGE)
     hint = ""
     if is_sweep:
-        hint = f"\nfinished trials are kept; resume with: {resume_command()}"
+        hint = f"\nfinished trials are kept; resume with: {_resume_command()}"
     return CommandError(f"{explain(error)}{hint}", FAILED)
 
 
 def _problem(outcome: Outcome) -> str | None:
     """Why a launch that ran to its end has failed nevertheless; None if it has not."""
-    if only_vanilla_ran(outcome.records):
+    if _only_vanilla_ran(outcome.records):
         cause = next(record.cause for record in outcome.records if record.state == "failed")
         return f"all trials except vanilla failed; the first cause: {cause}"
     if outcome.lost:
-        lost = counted(len(outcome.lost), "trial")
-        return (
-            f"{lost} lost because of a machine, network or file; run again with: {resume_command()}"
-        )
+        lost = f"{counted(len(outcome.lost), 'trial')} lost because of a machine, network or file"
+        return f"{lost}; run again with: {_resume_command()}"
     return None
 
 
-def only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
+def _only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
     """Whether all trials except vanilla failed."""
     others = [record for record in records if record.number != 0]
     return bool(others) and all(record.state == "failed" for record in others)
@@ -187,7 +185,7 @@ def _finish(views: Views, how: Ending, say: Say) -> None:
         say(text)
 
 
-def resume_command() -> str:
+def _resume_command() -> str:
     """This command line with --resume, with credentials redacted; of a call from Python, what to
     change in it.
     """

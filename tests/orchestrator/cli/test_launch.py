@@ -30,7 +30,7 @@ from orchestrator.cluster.tasks import Outcome, PoolError
 from orchestrator.launch.inspection import Inspection
 from orchestrator.launch.options import LaunchOptions
 from orchestrator.launch.read import LaunchRequest
-from orchestrator.launch.supervise import _finish, _sweep_views, only_vanilla_ran
+from orchestrator.launch.supervise import _finish, _only_vanilla_ran, _sweep_views
 from orchestrator.store import events, locks
 from orchestrator.store.files import write_identity, write_trial
 from orchestrator.store.locks import Lock, driver_lock
@@ -539,7 +539,7 @@ def test_a_sweep_in_which_only_vanilla_ran_is_a_failure(states: list[Any], expec
     records = [
         TrialRecord(number, "", state, None, cause=None) for number, state in enumerate(states)
     ]
-    assert only_vanilla_ran(records) == expected
+    assert _only_vanilla_ran(records) == expected
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from optuna.trial import FixedTrial
 from orchestrator.front.questions import front_records
 from orchestrator.launch.earlier import Earlier
 from orchestrator.launch.earlier_source import EarlierSweepError, Source
-from orchestrator.launch.read import read_earlier
-from orchestrator.launch.start import take_over
+from orchestrator.launch.read import _read_earlier as read_earlier
+from orchestrator.launch.start import _take_over as take_over
 from orchestrator.run.search import Search
 from orchestrator.store.files import EARLIER, NoSweepError, write_identity
 from orchestrator.store.records import TrialRecord

@@ -20,7 +20,7 @@ from orchestrator.launch.earlier import Earlier
 from orchestrator.launch.launch import launch
 from orchestrator.launch.options import LaunchOptions
 from orchestrator.launch.read import LaunchRequest
-from orchestrator.launch.start import check_facts, keep_identity, stored_facts
+from orchestrator.launch.start import _check_facts, keep_identity, stored_facts
 from orchestrator.run.trial import Trials
 from orchestrator.store.events import Event, Launch
 from orchestrator.store.files import SWEEP, read_identity
@@ -161,7 +161,7 @@ def test_a_metric_that_the_loaded_models_cannot_give_is_named() -> None:
     with pytest.raises(
         ConfigError, match=r"objectives\[1\]: these models cannot give the metric 'fid'"
     ):
-        check_facts(SweepConfig.read("quickstart"), facts, mock.Mock())
+        _check_facts(SweepConfig.read("quickstart"), facts, mock.Mock())
 
 
 def test_a_cluster_without_nodes_asks_for_the_kind_of_node(

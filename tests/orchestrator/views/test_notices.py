@@ -20,7 +20,7 @@ import pytest
 
 from orchestrator.front.choice import BEST, recommend
 from orchestrator.front.front import front_of
-from orchestrator.launch.supervise import resume_command
+from orchestrator.launch.supervise import _resume_command
 from orchestrator.options import command_line
 from orchestrator.store import events
 from orchestrator.store.files import read_identity, read_trials
@@ -236,7 +236,7 @@ def test_a_launch_tells_its_end_and_a_failure_before_it_was_a_sweep(
     other = SweepRun(tmp_path / "other", SWEEP)
     arguments = other.arguments("--no-mlflow", "--notify", webhook.url)
     with pytest.MonkeyPatch.context() as patch, local_launches():
-        patch.setattr("orchestrator.launch.start.check_facts", broken)
+        patch.setattr("orchestrator.launch.start._check_facts", broken)
         assert specfrontier(*arguments).code == 1
     assert webhook.got[1]["state"] == "failed"
     assert webhook.got[1]["cause"] == "no such machine"
@@ -314,7 +314,7 @@ def test_the_command_that_resumes_has_a_variable_for_the_address(form: list[str]
     given = [word.format("https://hooks.example.org/services/secret") for word in form]
     called = command_line.set(["launch", "my sweep.yaml", *given])
     try:
-        command = resume_command()
+        command = _resume_command()
     finally:
         command_line.reset(called)
     assert "secret" not in command
