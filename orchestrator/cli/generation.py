@@ -64,10 +64,8 @@ def generate_images(
         with ends_with(WRONG_USAGE):
             config = DecodingConfig.from_mapping(mapping, models.target.sampling)
             gallery = Gallery(_engine(models, config, options.seed, batch), folder)
-            # all captions are checked before the first image is generated
             requests = gallery.engine.requests(captions, options.samples)
-    with ends_with(WRONG_USAGE):
-        replaced = _remove_previous_run(folder)
+    replaced = _remove_previous_run(folder)
     baseline = _vanilla(config, setting, models.target.sampling)
     vanilla: Gallery | None = None
     timings: list[dict[str, Any]] = []
@@ -79,18 +77,14 @@ def generate_images(
             vanilla.folder.mkdir(exist_ok=True)
             timings = gallery.generate_beside(vanilla, requests)
             seconds = sum(_by_setting(timings, "wall")[1])
+    warnings = [*setting.notes, *notes, *_warnings(gallery, entry.files)]
+    against = None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)}
     header = _header(mapping, gallery.engine.decoder, models, setting, len(requests)) | {
         "preset": preset,
         "lossless": config.is_lossless(baseline.sampling, models.target.grid.cols),
         "samples": options.samples,
-        "warnings": [
-            *setting.notes,
-            *notes,
-            *_warnings(gallery, config.drafter.kind, entry.files),
-        ],
-        "against": (
-            None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)}
-        ),
+        "warnings": warnings,
+        "against": against,
     }
     with ends_with(FAILED):
         statistics = gallery.write(header, seconds, setting.comments_for(config.digest()))
@@ -104,9 +98,10 @@ def _engine(models: Models, config: DecodingConfig, seed: int, batch: int) -> Im
     return ImageEngine(models.engine(config, seed=seed, batch_size=batch))
 
 
+@ends_with(WRONG_USAGE)
 def _remove_previous_run(folder: Path) -> int:
     """Remove the previous run's files, and those of its vanilla; returns how many pictures there
-    were.
+    were. CommandError if one cannot be removed.
     """
     replaced = remove_previous(folder) + remove_previous(folder / VANILLA, *SUMMARIES)
     with suppress(OSError):  # it has files of others
@@ -197,13 +192,14 @@ def _header(
     }
 
 
-def _warnings(gallery: Gallery, drafter: str, files: Mapping[str, str]) -> list[str]:
+def _warnings(gallery: Gallery, files: Mapping[str, str]) -> list[str]:
     """A sentence if hardly anything is accepted of a drafter with weights. files: of the models, by
     key.
     """
     images = [drawn.statistics for drawn in gallery.images.values()]
     tokens = sum(int(image.emitted.sum()) for image in images)
     passes = sum(image.passes for image in images)
+    drafter = gallery.engine.config.drafter.kind
     file = files.get(f"drafters.{drafter}")
     is_bad = file is not None and is_hardly_accepted(tokens, passes)
     return [drafter_warning(drafter, str(file), tokens, passes)] if is_bad else []

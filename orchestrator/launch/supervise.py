@@ -133,8 +133,7 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
                 _finish(views, ending, say)
             if notices:
                 notices.tell_early_failure(ending)
-    plateau = "" if state.plateau is None else state.plateau.text
-    return Ended(outcome, plateau, mlflow, problem)
+    return Ended(outcome, state.plateau.text if state.plateau else "", mlflow, problem)
 
 
 def _failure(error: Exception, *, is_sweep: bool) -> CommandError:
