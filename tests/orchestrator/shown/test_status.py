@@ -156,9 +156,7 @@ def test_a_launch_records_how_it_ended(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def launch(
-        sweep: Any, storage: Storage, options: Any, views: Any, emit: Any, *, cores: int
-    ) -> Any:
+    def launch(request: Any, views: Any, emit: Any, *, cores: int) -> Any:
         emit(events.Launch())
         emit(events.Phase("loading the models"))
         during = json.loads(specfrontier("status", "quickstart", "--json").out)["launch"]
