@@ -35,7 +35,7 @@ from benchmarks.chaos_cluster import Cluster, project_environment
 from benchmarks.chaos_faults import KINDS, Fault, plan
 from benchmarks.chaos_sweep import COMMAND, METRICS, SWEEP, ChaosError, ChaosSweep, Tracking
 from benchmarks.sweep_results import Comparison, compare
-from orchestrator.store.files import read_trials
+from orchestrator.store.records import read_trials
 from workers.data.storage import Storage
 
 TRIALS = 60

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from orchestrator.store.files import read_trials
+from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.local_pool import local_launches

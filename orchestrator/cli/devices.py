@@ -62,12 +62,9 @@ def side_by_side(
 
 
 def machine_name(sweep: Sweep) -> str:
-    """What the speeds of a sweep are of; of an earlier version, as far as it is known."""
+    """What the speeds of a sweep are of."""
     identity = sweep.identity
-    return str(
-        sweep.machine
-        or f"{identity.timing_device or 'an unknown device'} at batch {identity.timing_batch}"
-    )
+    return str(sweep.machine or f"{identity.timing_device} at batch {identity.timing_batch}")
 
 
 def _plain(value: Estimate | None) -> dict[str, Any] | None:

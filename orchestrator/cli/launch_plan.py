@@ -183,8 +183,9 @@ def _on(nodes: Mapping[str, str] | None) -> str:
 
 def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     """What is left of a sweep that exists, and the process that runs it now."""
-    from orchestrator.store.files import DRIVER_LOCK, SHARDS, SWEEP, read_trials
+    from orchestrator.store.files import DRIVER_LOCK, SHARDS, SWEEP
     from orchestrator.store.locks import read_holder
+    from orchestrator.store.records import read_trials
 
     if not storage.exists(SWEEP):
         return

@@ -23,7 +23,7 @@ from orchestrator.errors import (
 )
 from orchestrator.options import find_models, pick_device, show_notes
 from orchestrator.store.config_file import Setting
-from orchestrator.store.files import plugins_of
+from orchestrator.store.identity import plugins_of
 from orchestrator.store.prices import Machine, read_prices
 from orchestrator.text import counted, describe_duration
 from search_spaces.trial import DecodingConfig
@@ -99,12 +99,12 @@ class SessionTimer:
         timing = identity.timing
         return cls(
             sweep=sweep,
-            engines=Engines(models, identity.seed or 0, lambda: False),
+            engines=Engines(models, identity.seed, lambda: False),
             captions=captions,
             experiment=Experiment(
                 models=models.hashes,
                 captions=str(identity.captions.get("hash")),
-                seed=identity.seed or 0,
+                seed=identity.seed,
                 extractors=identity.extractors,
                 precision=str(models.target.dtype).removeprefix("torch."),
             ),
@@ -185,7 +185,6 @@ class SessionTimer:
             CommandError: too few captions.
         """
         vanilla = self.sweep.identity.baseline
-        assert vanilla is not None, "a sweep that has finished has a baseline"
         while True:
             # this sweep may be timed elsewhere too
             number = random.SystemRandom().randint(_FIRST_NUMBER, _LAST_NUMBER)

@@ -74,11 +74,7 @@ def time_sweep(
         if record.config is not None
     }
     vanilla = opened.identity.baseline
-    settings = [
-        config
-        for shape, config in reversed(configs.items())
-        if vanilla is None or shape != vanilla.shape
-    ]
+    settings = [config for shape, config in reversed(configs.items()) if shape != vanilla.shape]
     if not settings:
         raise CommandError(
             "nothing to time but vanilla; choose trials with --trial or --where", WRONG_USAGE

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from orchestrator.errors import QueryError
 from orchestrator.front.joint import JointErrors, directions, standard_error
 from orchestrator.front.pareto import Floats, costs, nondominated, possible_front
-from orchestrator.store.files import Identity
+from orchestrator.store.identity import Identity
 from orchestrator.store.names import describe
 from search_spaces.documents import shorten
 from search_spaces.trial import DecodingConfig

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.front.pareto import LEVEL, SAMPLES, Bools, Floats
-from orchestrator.store.files import Identity
+from orchestrator.store.identity import Identity
 from orchestrator.store.records import TrialRecord
 from search_spaces.constraints import split_batch
 from workers.metrics.definition import Direction, Metric

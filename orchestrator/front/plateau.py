@@ -23,8 +23,8 @@ from orchestrator.front.compare import reference_point, sampled_hypervolumes
 from orchestrator.front.joint import JointErrors, directions
 from orchestrator.front.pareto import nondominated
 from orchestrator.store import events
-from orchestrator.store.files import read_sweep_yaml, read_trials
-from orchestrator.store.records import FAILED, TrialRecord
+from orchestrator.store.files import read_sweep_yaml
+from orchestrator.store.records import FAILED, TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
 from workers.metrics.definition import Metric

@@ -29,7 +29,8 @@ from typing import Any, Self
 from orchestrator.front.questions import front_records
 from orchestrator.launch.earlier_source import EarlierSweepError, Source
 from orchestrator.run.racing import at_full_size
-from orchestrator.store.files import EARLIER, plugins_of
+from orchestrator.store.files import EARLIER
+from orchestrator.store.identity import plugins_of
 from orchestrator.store.prices import violations
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep

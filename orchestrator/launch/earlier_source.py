@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from orchestrator.cluster.placement import diff_images
-from orchestrator.store.files import EARLIER, IDENTITY, Identity
+from orchestrator.store.files import EARLIER, IDENTITY
+from orchestrator.store.identity import Identity
 from orchestrator.store.prices import is_priced
 from orchestrator.store.records import FAILED, TrialRecord, may_compare_speeds
 from orchestrator.store.sweep import Sweep

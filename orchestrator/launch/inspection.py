@@ -15,7 +15,7 @@ import torch
 from orchestrator.cluster.cluster import ClusterAddress, resolve_address
 from orchestrator.errors import explain
 from orchestrator.launch.read import LaunchRequest
-from orchestrator.store.files import Identity, read_identity
+from orchestrator.store.identity import Identity, read_identity
 from orchestrator.views.mlflow_place import TrackingPlace
 from search_spaces.params import ConfigError
 from search_spaces.params import Path as ConfigPath

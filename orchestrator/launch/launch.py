@@ -26,8 +26,8 @@ from orchestrator.run.timing import time_front
 from orchestrator.run.trial import Plan, Trials
 from orchestrator.store import events
 from orchestrator.store.checked_text import drop_damaged_lines
-from orchestrator.store.files import EVENTS, SHARDS, read_trials
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.files import EVENTS, SHARDS
+from orchestrator.store.records import TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
 from orchestrator.views.follower import Views
@@ -131,7 +131,6 @@ def _run_trials(
         build.wait(PREDICTIONS)
         return read_pool(sweep, storage, identity.experiment, started.told_configs)
 
-    assert identity.baseline is not None
     plan = Plan(
         sweep,
         started.experiment,

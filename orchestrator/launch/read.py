@@ -18,11 +18,11 @@ from orchestrator.store.files import (
     SWEEP,
     NoSweepError,
     find_sweep,
-    plugins_of,
     read_sweep_text,
-    read_trials,
 )
+from orchestrator.store.identity import plugins_of
 from orchestrator.store.launches import load_identity
+from orchestrator.store.records import read_trials
 from search_spaces.documents import describe_differences
 from search_spaces.paths import is_remote
 from search_spaces.plugins import load_plugins

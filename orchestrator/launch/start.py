@@ -15,16 +15,8 @@ from orchestrator.launch.inspection import models_entry
 from orchestrator.launch.read import LaunchRequest
 from orchestrator.outputs import from_anywhere
 from orchestrator.store import events
-from orchestrator.store.files import (
-    EARLIER,
-    IDENTITY,
-    STORE_ID,
-    Identity,
-    read_identity,
-    write_identity,
-    write_sweep_text,
-)
-from orchestrator.store.identity import check_unchanged
+from orchestrator.store.files import EARLIER, IDENTITY, STORE_ID, write_sweep_text
+from orchestrator.store.identity import Identity, check_unchanged, read_identity, write_identity
 from orchestrator.store.prices import read_prices
 from orchestrator.store.records import TrialRecord
 from search_spaces.params import ConfigError

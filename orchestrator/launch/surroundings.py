@@ -16,7 +16,8 @@ from orchestrator.cluster.cluster_guard import parent_folder
 from orchestrator.launch.inspection import Inspection
 from orchestrator.outputs import check_lasting, check_writable
 from orchestrator.store.databases import MLFLOW, has_tables, is_same_database
-from orchestrator.store.files import SWEEP, check_unused, read_trials
+from orchestrator.store.files import SWEEP, check_unused
+from orchestrator.store.records import read_trials
 from orchestrator.text import without_credentials
 from orchestrator.views import notices
 from orchestrator.views.mlflow_client import (

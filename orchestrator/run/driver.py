@@ -26,8 +26,7 @@ from orchestrator.run.trial import (
     revive,
 )
 from orchestrator.store import events
-from orchestrator.store.files import write_trial
-from orchestrator.store.records import FAILED, STOPPED, TrialRecord
+from orchestrator.store.records import FAILED, STOPPED, TrialRecord, write_trial
 from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage

@@ -15,7 +15,8 @@ from pathlib import PurePath
 from typing import Any
 
 from orchestrator.front.plateau import plateau_notes, plateau_state
-from orchestrator.store.files import EARLIER, EVENTS, Identity, command, planned_trials
+from orchestrator.store.files import EARLIER, EVENTS, command, planned_trials
+from orchestrator.store.identity import Identity
 from orchestrator.store.launches import Launch, describe_event, find_launch
 from orchestrator.store.prices import is_priced
 from orchestrator.store.progress import SweepProgress, read_progress
@@ -150,14 +151,13 @@ def _tokens_and_passes(record: TrialRecord, identity: Identity) -> tuple[float, 
     length, compression = (
         record.metrics.get(name) for name in ("mean_accepted_length", "step_compression")
     )
-    if identity.grid is None or not record.images:
+    if not record.images:
         return None
     tokens = record.images * (math.prod(identity.grid) - 1)
     if length is not None and length.value > 0:
         return tokens, tokens / length.value
-    if (
-        compression is not None and compression.value > 0
-    ):  # of the image's tokens over its passes, the prefill's among both
+    if compression is not None and compression.value > 0:
+        # of the image's tokens over its passes, the prefill's among both
         return tokens, (tokens + record.images) / compression.value - record.images
     return None
 

@@ -1,8 +1,8 @@
 """Text files and JSON lines files with checksums, so that a changed or cut file is noticed.
 
 A text file's first line is a comment with a checksum of the rest: `# checksum: 9d2c61a0b7e35f48`.
-Files without such a line are read too: earlier versions wrote none. A JSON lines file has one
-object with a checksum per line, and is only appended to.
+A file without such a line was written by somebody else and is read as it is. A JSON lines file has
+one object with a checksum per line, and is only appended to.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from search_spaces.plugins import plugin_modules
 from search_spaces.sweep_sections import BUILTIN
 
 if TYPE_CHECKING:
-    from orchestrator.store.files import Identity
+    from orchestrator.store.identity import Identity
     from orchestrator.store.records import TrialRecord
     from search_spaces.trial import DecodingConfig
 

@@ -18,11 +18,10 @@ from orchestrator.store.files import (
     STORE_ID,
     SWEEPS,
     TRIALS,
-    Identity,
     NoSweepError,
     command,
-    read_identity,
 )
+from orchestrator.store.identity import Identity, read_identity
 from orchestrator.store.locks import read_holder
 from orchestrator.store.progress import SweepProgress, read_progress
 from orchestrator.text import counted, describe_duration

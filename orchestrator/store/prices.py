@@ -13,8 +13,16 @@ from typing import Self
 import numpy as np
 
 from orchestrator.errors import QueryError
-from orchestrator.store.files import Identity, read_table, trial_file
-from orchestrator.store.records import FAILED, STOPPED, History, TrialRecord, may_compare_speeds
+from orchestrator.store.files import read_table
+from orchestrator.store.identity import Identity
+from orchestrator.store.records import (
+    FAILED,
+    STOPPED,
+    History,
+    TrialRecord,
+    may_compare_speeds,
+    trial_file,
+)
 from search_spaces.constraints import Constraint, split_batch
 from search_spaces.params import ConfigError
 from workers.data.shards import TIMINGS

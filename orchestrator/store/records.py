@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+from orchestrator.store.files import TRIALS
+from orchestrator.store.identity import Identity, plugins_of
 from search_spaces.constraints import check_metric, split_batch
-from search_spaces.params import at, expect_list, expect_mapping
+from search_spaces.params import ConfigError, at, expect_list, expect_mapping
 from search_spaces.plain_data import field_types, fit_entries, fit_type
-from search_spaces.trial import DecodingConfig, Sampling, flat_types
-from workers.data.checked_json import check_time, dump_checked, load_checked
+from search_spaces.trial import DecodingConfig, flat_types
+from workers.data.checked_json import check_time, dump_checked, has_intact_checksum, load_checked
+from workers.data.storage import Storage, in_parallel
 from workers.metrics.estimate import BLOCKS, Estimate
 
 if TYPE_CHECKING:
@@ -25,6 +29,7 @@ COMPLETE: Final = "complete"
 # early, by racing: its metrics are of fewer images than a complete trial's
 STOPPED: Final = "stopped"
 FAILED: Final = "failed"
+_RUN_AGAIN = "remove it: --resume runs a trial without a record again"
 _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
 
@@ -39,17 +44,6 @@ class EarlyStop:
     rival: int
     images: int
     chance: float
-
-
-class _Identity(Protocol):
-    """What decides which configs are lossless: the baseline's sampling, and the rows and columns of
-    an image's tokens (see `orchestrator.store.files.Identity`).
-    """
-
-    @property
-    def sampling(self) -> Sampling | None: ...
-    @property
-    def grid(self) -> tuple[int, int] | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +107,9 @@ class TrialRecord:
     def feasible(self) -> bool:
         return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
 
-    def is_lossless(self, identity: _Identity) -> bool:
+    def is_lossless(self, identity: Identity) -> bool:
         """Whether its config is lossless in a sweep (see `DecodingConfig.is_lossless`)."""
-        cols = None if identity.grid is None else identity.grid[1]
+        cols = identity.grid[1]
         return self.config is not None and self.config.is_lossless(identity.sampling, cols)
 
     @property
@@ -166,10 +160,9 @@ class TrialRecord:
             parsed: dict[str, Any] = {
                 "metrics": parse_metrics(fields.pop("metrics")),
                 "history": parse_history(fields.pop("history")),
-                "passes": parse_passes(fields.pop("passes", {})),
+                "passes": parse_passes(fields.pop("passes")),
                 "timed_on": {
-                    int(key): fit_type(str, name)
-                    for key, name in fields.pop("timed_on", {}).items()
+                    int(key): fit_type(str, name) for key, name in fields.pop("timed_on").items()
                 },
             }
             types = field_types(TrialRecord)
@@ -225,7 +218,7 @@ def may_compare_speeds(one: str, other: str) -> bool:
     return one == other or not (one and other)
 
 
-COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, _Identity], Any]]]] = {
+COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, Identity], Any]]]] = {
     "number": (int, lambda record, _: record.number),
     "label": (str, lambda record, _: record.label),
     "state": (str, lambda record, _: record.state),
@@ -243,7 +236,7 @@ COLUMNS: Final[dict[str, tuple[type, Callable[[TrialRecord, _Identity], Any]]]] 
 identity."""
 
 
-def trial_table(records: Sequence[TrialRecord], identity: _Identity) -> pyarrow.Table:
+def trial_table(records: Sequence[TrialRecord], identity: Identity) -> pyarrow.Table:
     """One row per trial: `COLUMNS`, its config by flat key (null where a config lacks the key), its
     metrics.
 
@@ -276,3 +269,50 @@ def typed_table(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, type]) ->
     return pa.Table.from_pylist(
         rows, pa.schema({name: arrow[known.get(name, float)] for name in names})
     )
+
+
+def trial_file(number: int) -> str:
+    return f"{TRIALS}/{number:05d}.json"
+
+
+def write_trial(storage: Storage, record: TrialRecord) -> None:
+    storage.write(trial_file(record.number), record.to_json())
+
+
+def read_trials(storage: Storage, skip: Container[int] = ()) -> list[TrialRecord]:
+    """The finished trials in the order of their numbers, without those in `skip`.
+
+    Raises:
+        ValueError: a file is damaged, not a trial's record, that of a trial with another number
+            than its name, or that of a setting which needs a plugin that is missing.
+    """
+    with plugins_of(storage):
+        names = [name for name in storage.names(TRIALS) if not _is_in(name, skip)]
+        records = in_parallel(partial(_read_trial, storage), [f"{TRIALS}/{name}" for name in names])
+        return sorted(records, key=lambda record: record.number)
+
+
+def _is_in(name: str, numbers: Container[int]) -> bool:
+    stem = name.removesuffix(".json")
+    return stem.isdigit() and int(stem) in numbers
+
+
+def _read_trial(storage: Storage, name: str) -> TrialRecord:
+    """A trial's record. Raises ValueError as `read_trials`; only a file that is damaged is to be
+    removed.
+    """
+    data, where = storage.read(name), storage.locate(name)
+    try:
+        record = TrialRecord.from_json(data)
+    except ConfigError as error:
+        raise ConfigError(error.path, error.problem, where) from error
+    except ValueError as error:
+        is_intact = has_intact_checksum(data)
+        fix = "read it with the version that wrote it" if is_intact else _RUN_AGAIN
+        raise ValueError(f"{where}: {error}; {fix}") from error
+    if (own := trial_file(record.number)) != name:
+        fix = _RUN_AGAIN if storage.exists(own) else "rename it"
+        raise ValueError(
+            f"{where}: holds the record of trial {record.number}, whose file is {own}; {fix}"
+        )
+    return record

@@ -12,18 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.errors import QueryError
-from orchestrator.store.files import (
-    Identity,
-    find_sweep,
-    read_sweep_yaml,
-    read_table,
-    read_trials,
-    trial_file,
-)
+from orchestrator.store.files import find_sweep, read_sweep_yaml, read_table
+from orchestrator.store.identity import Identity
 from orchestrator.store.launches import load_identity
 from orchestrator.store.names import SettingNames
 from orchestrator.store.prices import Machine, identity_on, price_on, read_prices
-from orchestrator.store.records import COMPLETE, TrialRecord, trial_table
+from orchestrator.store.records import COMPLETE, TrialRecord, read_trials, trial_file, trial_table
 from search_spaces.params import unknown_key
 from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig

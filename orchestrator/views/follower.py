@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Generic, Literal, TypeVar
 
-from orchestrator.store.files import Identity
+from orchestrator.store.identity import Identity
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from workers.data.storage import Storage

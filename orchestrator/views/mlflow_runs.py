@@ -24,7 +24,7 @@ from orchestrator.front.compare import hypervolume
 from orchestrator.front.joint import directions, values_of
 from orchestrator.front.pareto import Floats, knee, nondominated
 from orchestrator.front.questions import front_records
-from orchestrator.store.files import Identity
+from orchestrator.store.identity import Identity
 from orchestrator.store.names import SettingNames, title
 from orchestrator.store.prices import is_priced
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord

@@ -46,7 +46,6 @@ from workers.data.uris import check_credentials
 from workers.metrics.definition import Direction
 
 _STOPPED_EARLY = "stopped early"  # the constraint that trials stopped by racing violate
-_NAMES, _SHORT = "parameter names", "short"  # a user attribute of the study
 _BRANCH = re.compile(r"([^.=]+)=([^.]+)")
 
 # By URL. An abandoned view may still be writing a trial, because Optuna itself retries. The next
@@ -60,7 +59,6 @@ warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning
 
 SWEEP = "sweep"  # a user attribute of a study: the sweep that it belongs to
 TRIAL = "specfrontier.trial"  # a user attribute of a trial: its number in the sweep
-_SETTING, _IMAGES = "setting", "images"  # user attributes of every trial of a sweep
 _METRIC_NAMES = "study:metric_names"  # an attribute of Optuna's own
 
 
@@ -172,21 +170,13 @@ class StudyView(View[Sweep]):
         # a new study, or one whose first launch was killed
         if not own_trials(study.get_trials(deepcopy=False)):
             study.set_user_attr(SWEEP, identity.id)
-            study.set_user_attr(_NAMES, _SHORT)
             study.set_metric_names([metric.name for metric in identity.objectives])
-        is_short = study.user_attrs.get(_NAMES) == _SHORT
-        self._short = short_names(self._config.space.parameters()) if is_short else {}
+        self._short = short_names(self._config.space.parameters())
         return study
 
     def _known_trials(self, study: Study) -> set[int]:
-        """The numbers of the sweep's trials in the study. Marks trials that earlier versions left
-        running as failed.
-        """
-        trials = study.get_trials(deepcopy=False)
-        for trial in trials:
-            if trial_number(trial) is not None and not trial.state.is_finished():
-                study.tell(trial.number, state=TrialState.FAIL)
-        return set(own_trials(trials))
+        """The numbers of the sweep's trials in the study."""
+        return set(own_trials(study.get_trials(deepcopy=False)))
 
     def _journal_problem(self, sweep: Sweep) -> str | None:
         """Why the journal cannot be continued; None if it can. Trials of others do not matter.
@@ -309,14 +299,8 @@ def _times(record: TrialRecord) -> list[datetime]:
 
 
 def _facts(trial: FrozenTrial) -> tuple[object, ...]:
-    """A study's trial without its states and times: parameters, values, and attributes but `TRIAL`,
-    which studies of earlier versions lack.
-    """
-    return (
-        trial.params,
-        trial.values,
-        {key: value for key, value in trial.user_attrs.items() if key != TRIAL},
-    )
+    """A study's trial without its states and times."""
+    return (trial.params, trial.values, trial.user_attrs)
 
 
 def default_journal(storage: Storage, name: str) -> Path:
@@ -415,29 +399,15 @@ def check_owner(
 
 
 def own_trials(trials: Iterable[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """A sweep's finished trials in its study by their numbers in the sweep. Trials that others
-    added are left out.
-
-    In studies of earlier versions a trial's number in the study is that in the sweep, and trials
-    that were running when the sweep was killed have no images.
+    """A sweep's trials in its study by their numbers in the sweep. Trials that others added are
+    left out.
     """
     found: dict[int, FrozenTrial] = {}
     for trial in trials:
-        number = trial_number(trial)
-        is_whole = trial.state == TrialState.COMPLETE or (
-            trial.state.is_finished() and _IMAGES in trial.user_attrs
-        )
-        if number is not None and is_whole:
+        number = trial.user_attrs.get(TRIAL)
+        if isinstance(number, int) and trial.state.is_finished():
             found.setdefault(number, trial)
     return found
-
-
-def trial_number(trial: FrozenTrial) -> int | None:
-    """The number in the sweep of one of its trials in a study; None for a trial that others
-    added.
-    """
-    number = trial.user_attrs.get(TRIAL, trial.number if _SETTING in trial.user_attrs else None)
-    return number if isinstance(number, int) else None
 
 
 def damaged_line(path: Path) -> int | None:

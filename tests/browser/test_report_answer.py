@@ -17,8 +17,8 @@ from orchestrator.front.front import Front, front_of
 from orchestrator.front.questions import trial_rows
 from orchestrator.report.page import page_data, render, write_report
 from orchestrator.shown.status import timing_notes
-from orchestrator.store.files import write_trial
 from orchestrator.store.names import Form
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import percent
 from tests.browser.report_pages import DESK, PHONE, Open

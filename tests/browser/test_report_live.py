@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from specfrontier import Sweep
 from tests.browser.report_pages import DESK, on_front, point, settle
 from tests.fakes.synthetic_sweeps import write_sweep

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
-from orchestrator.store.files import REPORT, write_trial
+from orchestrator.store.files import REPORT
 from orchestrator.store.names import family, trial_title
+from orchestrator.store.records import write_trial
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep
 from tests.browser.report_pages import DESK, PHONE, Open, front_of, on_front, point

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.text import csv_cell
 from specfrontier import Sweep
 from tests.browser.report_pages import Open, front_of, on_front, point, settle

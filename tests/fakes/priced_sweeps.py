@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from orchestrator.store.files import read_trials, write_trial
+from orchestrator.store.records import read_trials, write_trial
 from tests.fakes.metric_inputs import write_session
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

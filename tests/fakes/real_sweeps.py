@@ -19,8 +19,7 @@ from typing import Any
 import psutil
 
 from benchmarks.sweep_results import images, results
-from orchestrator.store.files import read_trials
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, read_trials
 from tests.fakes.command_line import CommandResult, specfrontier
 from tests.fakes.local_pool import local_launches
 from tests.fakes.tiny_models import tiny_scenes

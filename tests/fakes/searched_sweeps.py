@@ -12,8 +12,8 @@ import numpy as np
 import optuna
 import yaml
 
-from orchestrator.store.files import SWEEP, write_trial
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.files import SWEEP
+from orchestrator.store.records import TrialRecord, write_trial
 from search_spaces.space import Space
 from tests.fakes.synthetic_sweeps import ENDED, IMAGES, SAMPLING, metrics_of, write_sweep
 from workers.data.storage import Storage

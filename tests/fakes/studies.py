@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from orchestrator.run.racing import as_told
-from orchestrator.store.files import Identity
+from orchestrator.store.identity import Identity
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views

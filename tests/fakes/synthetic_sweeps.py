@@ -18,9 +18,10 @@ import yaml
 from PIL import Image
 
 from orchestrator.store import events
-from orchestrator.store.files import EVENTS, SWEEP, Identity, write_identity, write_trial
+from orchestrator.store.files import EVENTS, SWEEP
+from orchestrator.store.identity import Identity, write_identity
 from orchestrator.store.names import SettingNames
-from orchestrator.store.records import EarlyStop, TrialRecord
+from orchestrator.store.records import EarlyStop, TrialRecord, write_trial
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.records import write_shard
@@ -169,6 +170,13 @@ def identity(name: str, **changed: Any) -> Identity:
             ],
             "constraints": ["clip_score >= 0.9 * vanilla"],
             "versions": {"specfrontier": "0.1.0"},
+            "files": {},
+            "samples": 1,
+            "device": "cpu",
+            "threads": None,
+            "numerics": {},
+            "timing": {"images": 8, "batch": 1, "repetitions": 1},
+            "plugins": [],
             "started": "2026-01-02T03:00:00+00:00",
             **changed,
         }

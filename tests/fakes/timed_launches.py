@@ -14,9 +14,8 @@ from benchmarks.simulated import write_session
 from orchestrator.cluster.tasks import Outcome, Task, TaskResult
 from orchestrator.run.timing import time_front
 from orchestrator.store.events import Note
-from orchestrator.store.files import read_trials
 from orchestrator.store.prices import read_prices
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig

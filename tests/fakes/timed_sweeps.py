@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.simulated import write_session
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from search_spaces.constraints import at_batch
 from tests.fakes.synthetic_sweeps import METRICS, NEEDS, write_sweep

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from orchestrator.launch.start import keep_identity
-from orchestrator.store.files import read_identity
-from orchestrator.store.identity import IdentityError
+from orchestrator.store.identity import IdentityError, read_identity
 from search_spaces.sweep import SweepConfig
 from tests.fakes.real_sweeps import SweepRun
 from tests.fakes.tiny_llamagen import write_models

@@ -21,7 +21,7 @@ from mlflow.tracking import MlflowClient
 
 from benchmarks.sweep_results import TIMING_COLUMNS, images, results
 from orchestrator.store import locks
-from orchestrator.store.files import read_trials
+from orchestrator.store.records import read_trials
 from orchestrator.views.mlflow_client import serving
 from orchestrator.views.study import open_storage, short_names
 from tests.fakes.command_line import specfrontier

@@ -13,8 +13,8 @@ from orchestrator.cli.text import choice_lines, for_output, front_table
 from orchestrator.front.choice import TRIAL, recommend
 from orchestrator.front.front import front_of
 from orchestrator.report.page import page_data
-from orchestrator.store.files import write_trial
 from orchestrator.store.names import title, trial_title
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.mlflow_runs import describe_run
 from search_spaces.trial import DecodingConfig

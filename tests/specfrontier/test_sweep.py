@@ -15,7 +15,7 @@ from matplotlib.collections import PathCollection
 
 import specfrontier
 from orchestrator.front.front import front_of
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.text import percent
 from search_spaces.trial import DecodingConfig
 from specfrontier import CommandError, QueryError, Sweep

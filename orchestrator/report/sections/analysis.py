@@ -12,7 +12,8 @@ from orchestrator.front.compare import hypervolume
 from orchestrator.front.front import Front
 from orchestrator.front.joint import directions, values_of
 from orchestrator.report.section import SECTIONS, Section, Subject
-from orchestrator.store.files import plugins_of, read_sweep_yaml
+from orchestrator.store.files import read_sweep_yaml
+from orchestrator.store.identity import plugins_of
 from orchestrator.store.sweep import Sweep
 from search_spaces.params import ConfigError
 from search_spaces.space import Space

@@ -16,7 +16,8 @@ from PIL import Image
 
 from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
 from orchestrator.report.trials import PageTrial
-from orchestrator.store.files import IMAGE_GRIDS, plugins_of, read_sweep_yaml, read_table
+from orchestrator.store.files import IMAGE_GRIDS, read_sweep_yaml, read_table
+from orchestrator.store.identity import plugins_of
 from orchestrator.store.sweep import Sweep
 from workers.data.folders import size_on_disk
 from workers.data.pictures import is_intact_png
@@ -186,7 +187,7 @@ def _decode(target: Target, sweep: Sweep, rows: Rows) -> list[Image.Image]:
 
     from workers.data.pictures import to_pictures
 
-    batch = max(1, _MAX_PIXELS // (sweep.identity.image_size or 512) ** 2)
+    batch = max(1, _MAX_PIXELS // sweep.identity.image_size**2)
     tokens = torch.tensor([list(own) for _, own in rows.values()], device=target.device)
     starts = range(0, len(tokens), batch)
     return [
@@ -232,7 +233,7 @@ def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
     """
     side = trial.sweep.identity.image_size
     grid = _stored_grid(trial)
-    if side is None or not isinstance(grid, Image.Image):
+    if not isinstance(grid, Image.Image):
         return []
     corners = [
         (left, top)

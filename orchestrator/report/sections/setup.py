@@ -8,7 +8,8 @@ from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.shown.status import sweep_notes, waiting_note
-from orchestrator.store.files import Identity, read_sweep_text
+from orchestrator.store.files import read_sweep_text
+from orchestrator.store.identity import Identity
 from orchestrator.store.names import describe
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -41,7 +42,7 @@ def facts(sweep: Sweep) -> Facts:
         ("feature extractors and scorers", _pairs(identity.extractors)),
         ("captions", _source(identity.captions, "captions", "hash")),
         ("reference images", _source(identity.reference, "images", "identity")),
-        ("baseline", [] if identity.baseline is None else [describe(identity.baseline)]),
+        ("baseline", [describe(identity.baseline)]),
         ("image", _image(identity)),
         ("seed of the images", _lines(identity.seed)),
         ("objectives", [f"{metric.direction} {metric.name}" for metric in identity.objectives]),
@@ -97,9 +98,8 @@ def _source(entry: Mapping[str, Any] | None, unit: str, key: str) -> list[str]:
 
 
 def _image(identity: Identity) -> list[str]:
-    tokens = None if identity.grid is None else f"{identity.grid[0]} × {identity.grid[1]} tokens"
-    pixels = None if identity.image_size is None else f"{identity.image_size} pixels"
-    return _lines(", ".join(_lines(tokens, pixels)))
+    rows, cols = identity.grid
+    return [f"{rows} × {cols} tokens, {identity.image_size} pixels"]
 
 
 def _time(text: str) -> str:

@@ -26,8 +26,8 @@ from orchestrator.errors import CommandError
 from orchestrator.front.choice import LOSSLESS, recommend
 from orchestrator.front.front import front_of
 from orchestrator.store.events import TrialStarted
-from orchestrator.store.files import write_trial
 from orchestrator.store.locks import driver_lock
+from orchestrator.store.records import write_trial
 from orchestrator.text import clean
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep

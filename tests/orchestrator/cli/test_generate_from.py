@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 import specfrontier as api
 from orchestrator.store.config_file import MeasuredSpeed
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.metric_inputs import write_session

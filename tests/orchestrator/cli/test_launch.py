@@ -32,9 +32,9 @@ from orchestrator.launch.options import LaunchOptions
 from orchestrator.launch.read import LaunchRequest
 from orchestrator.launch.supervise import _finish, _only_vanilla_ran, _sweep_views
 from orchestrator.store import events, locks
-from orchestrator.store.files import write_identity, write_trial
+from orchestrator.store.identity import write_identity
 from orchestrator.store.locks import Lock, driver_lock
-from orchestrator.store.records import EarlyStop, TrialRecord
+from orchestrator.store.records import EarlyStop, TrialRecord, write_trial
 from orchestrator.views.follower import Ending, View, Views
 from orchestrator.views.mlflow import MlflowView
 from search_spaces.sweep import SweepConfig

@@ -11,10 +11,11 @@ import pytest
 
 from orchestrator.cli.predict import PLOT, TABLE
 from orchestrator.errors import WRONG_USAGE
-from orchestrator.store.files import Identity, write_identity, write_trial
-from orchestrator.store.records import COMPLETE, TrialRecord
+from orchestrator.store.identity import write_identity
+from orchestrator.store.records import COMPLETE, TrialRecord, write_trial
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
+from tests.fakes.synthetic_sweeps import identity
 from tests.fakes.tiny_models import tiny_scenes
 from workers.data.storage import Storage
 from workers.loading.models_yaml import load_folder
@@ -139,15 +140,16 @@ def write_sweep(
 ) -> str:
     """A sweep whose only trial measured `ratio` times the predicted accepted length."""
     storage = Storage(str(folder / "ran"))
-    axis, started = Metric("mean_accepted_length", "maximize"), "2026-01-01T00:00:00+00:00"
-    identity = Identity(
-        name="ran", experiment="0", started=started, metrics={axis.name: axis}, models=hashes
+    axis = Metric("mean_accepted_length", "maximize")
+    metrics = {axis.name: axis.to_mapping()}
+    write_identity(
+        storage,
+        identity("ran", metrics=metrics, objectives=[], constraints=[], models=dict(hashes)),
     )
-    write_identity(storage, identity)
     chain = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
     config = DecodingConfig.from_mapping(chain).with_sampling(Sampling())
-    metrics = {axis.name: Estimate(ratio * row["mean_accepted_length"], 0.0, 96)}
-    write_trial(storage, TrialRecord(0, "exact chain", COMPLETE, config, metrics=metrics))
+    values = {axis.name: Estimate(ratio * row["mean_accepted_length"], 0.0, 96)}
+    write_trial(storage, TrialRecord(0, "exact chain", COMPLETE, config, metrics=values))
     return str(folder / "ran")
 
 

@@ -11,15 +11,9 @@ import pytest
 
 from orchestrator.front.front import front_of
 from orchestrator.report.answer import answer
-from orchestrator.store.files import (
-    SWEEP,
-    read_identity,
-    read_trials,
-    trial_file,
-    with_plugins,
-    write_identity,
-    write_trial,
-)
+from orchestrator.store.files import SWEEP, with_plugins
+from orchestrator.store.identity import read_identity, write_identity
+from orchestrator.store.records import read_trials, trial_file, write_trial
 from orchestrator.store.sweep import Sweep
 from search_spaces.params import ConfigError
 from search_spaces.plugins import load_plugins, plugin_modules

@@ -20,16 +20,11 @@ from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE
 from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.store import prices
-from orchestrator.store.files import (
-    DRIVER_LOCK,
-    FRONT_TABLE,
-    TRIAL_TABLE,
-    read_table,
-    trial_file,
-    write_identity,
-)
+from orchestrator.store.files import DRIVER_LOCK, FRONT_TABLE, TRIAL_TABLE, read_table
+from orchestrator.store.identity import write_identity
 from orchestrator.store.launches import load_identity
 from orchestrator.store.locks import exclusive
+from orchestrator.store.records import trial_file
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.real_sweeps import SweepRun

@@ -26,7 +26,7 @@ from orchestrator.front.choice import (
 from orchestrator.front.front import Front, front_of
 from orchestrator.front.joint import JointErrors
 from orchestrator.front.trial import Trial
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep

@@ -25,12 +25,11 @@ from orchestrator.launch.inspection import Inspection
 from orchestrator.launch.options import LaunchOptions
 from orchestrator.launch.read import LaunchRequest
 from orchestrator.launch.start import worker_spec
-from orchestrator.store.events import utc_now
-from orchestrator.store.files import Identity
 from orchestrator.store.identity import IdentityError
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
 from tests.fakes.png_files import broken_chunk_type
+from tests.fakes.synthetic_sweeps import identity
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.data.records import float_lists, write_shard
 from workers.data.reference import FILE as REFERENCE
@@ -110,15 +109,8 @@ def test_a_resumed_sweep_with_other_files_is_refused_before_workers_start(
 ) -> None:
     """Workers would say so only when they have loaded the models."""
     found: list[Mapping[str, Any]] = []
-    captions = {"hash": "of these captions"}
-    stored = Identity(
-        name="tested",
-        experiment="e",
-        started=utc_now(),
-        metrics={},
-        format=FORMAT,
-        captions=captions,
-    )
+    captions = {"hash": "of these captions", "count": 4, "source": "scenes"}
+    stored = identity("tested", captions=captions)
     monkeypatch.setattr(inspection, "read_identity", lambda _: stored)
     monkeypatch.setattr(checks, "captions_hash", lambda _: "of these captions")
     with monkeypatch.context() as patched:

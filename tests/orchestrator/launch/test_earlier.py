@@ -19,7 +19,8 @@ from orchestrator.launch.earlier_source import EarlierSweepError, Source
 from orchestrator.launch.read import _read_earlier as read_earlier
 from orchestrator.launch.start import _take_over as take_over
 from orchestrator.run.search import Search
-from orchestrator.store.files import EARLIER, NoSweepError, write_identity
+from orchestrator.store.files import EARLIER, NoSweepError
+from orchestrator.store.identity import write_identity
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from search_spaces.sweep import SweepConfig

@@ -23,8 +23,8 @@ from orchestrator.launch.read import LaunchRequest
 from orchestrator.launch.start import _check_facts, keep_identity, stored_facts
 from orchestrator.run.trial import Trials
 from orchestrator.store.events import Event, Launch
-from orchestrator.store.files import SWEEP, read_identity
-from orchestrator.store.identity import IdentityError
+from orchestrator.store.files import SWEEP
+from orchestrator.store.identity import IdentityError, read_identity
 from orchestrator.views.follower import Views
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig

@@ -23,7 +23,7 @@ from orchestrator.launch.inspection import Inspection
 from orchestrator.launch.options import LaunchOptions
 from orchestrator.launch.read import LaunchRequest
 from orchestrator.launch.surroundings import check_owners, check_resources
-from orchestrator.store.files import Identity, write_identity
+from orchestrator.store.identity import Identity, write_identity
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.study import StudyView, open_storage, own_trials
 from search_spaces.sweep import SweepConfig

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import objectives_of
 from orchestrator.report.sections.analysis import MIN_TRIALS, hypervolumes, importances
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.searched_sweeps import write_searched_sweep
 from workers.data.storage import Storage

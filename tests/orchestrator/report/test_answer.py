@@ -13,7 +13,7 @@ import pytest
 from orchestrator.front.choice import LOSSLESS, best_within, default_limit, recommend
 from orchestrator.front.front import front_of
 from orchestrator.report.answer import _slider, answer
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.drawn_sweeps import write_drawn_sweep

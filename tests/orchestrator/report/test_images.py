@@ -25,8 +25,8 @@ from orchestrator.report.sections import images
 from orchestrator.report.sections.heat import heat
 from orchestrator.report.sections.images import CAPTIONS, COLUMNS, embed_grids
 from orchestrator.report.trials import PageTrial, page_trials
-from orchestrator.store.files import read_trials
 from orchestrator.store.prices import read_prices
+from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.synthetic_sweeps import write_sweep

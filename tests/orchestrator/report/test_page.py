@@ -37,8 +37,7 @@ from orchestrator.report.sections import images
 from orchestrator.report.sections.images import GRID_SIDE, embed_grids
 from orchestrator.report.sections.setup import facts, searched
 from orchestrator.report.trials import PageTrial, groups
-from orchestrator.store.files import write_trial
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, write_trial
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from specfrontier import Sweep

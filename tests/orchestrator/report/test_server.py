@@ -21,8 +21,8 @@ import pytest
 from orchestrator.errors import FAILED, WRONG_USAGE
 from orchestrator.report import server as report_server
 from orchestrator.report.server import HOST, ReportServer, version_of
-from orchestrator.store.files import trial_file
 from orchestrator.store.locks import driver_lock
+from orchestrator.store.records import trial_file
 from tests.fakes.command_line import error_of
 from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S

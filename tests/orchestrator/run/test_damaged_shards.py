@@ -15,8 +15,7 @@ import pytest
 from benchmarks.instant import InstantWorkers
 from orchestrator.cluster.tasks import SweepError, Task, TaskResult
 from orchestrator.run.build import DAMAGED
-from orchestrator.store.files import read_trials
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, read_trials
 from tests.orchestrator.run.test_driver import run, sweep
 from workers.data.records import ShardError, read_shard, write_shard
 from workers.data.storage import Storage

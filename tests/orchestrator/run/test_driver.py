@@ -23,8 +23,7 @@ from orchestrator.front.plateau import Plateau
 from orchestrator.run.driver import Driver
 from orchestrator.store.events import Event, Shard, TrialStarted
 from orchestrator.store.events import Plateau as PlateauEvent
-from orchestrator.store.files import read_trials, write_trial
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, read_trials, write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
 from orchestrator.views.study import open_storage, short_names

@@ -24,8 +24,7 @@ from orchestrator.run.racing import (
     next_trials,
     with_constraints,
 )
-from orchestrator.store.files import read_trials
-from orchestrator.store.records import EarlyStop, TrialRecord
+from orchestrator.store.records import EarlyStop, TrialRecord, read_trials
 from orchestrator.views.study import open_storage
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig

@@ -16,7 +16,7 @@ from orchestrator.cluster.tasks import ClusterLost, Limits, PoolError, Task
 from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import front_records
-from orchestrator.store.files import read_trials
+from orchestrator.store.records import read_trials
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.timed_launches import (

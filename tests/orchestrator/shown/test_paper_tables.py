@@ -20,7 +20,7 @@ from orchestrator.front.choice import BEST, LOSSLESS, recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.outputs import table_bytes
 from orchestrator.shown.paper_tables import Cell, PaperTable, front_paper_table
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

@@ -23,7 +23,7 @@ from orchestrator.front.choice import BEST, KNEE, LOSSLESS, recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.shown.plot_labels import short_title
 from orchestrator.shown.plots import FIGURE_SIZE, figure_size, front_plot, looks, plot_front
-from orchestrator.store.files import write_trial
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

@@ -32,8 +32,8 @@ from orchestrator.shown.papers import (
     tables,
     verdict,
 )
-from orchestrator.store.files import write_identity, write_trial
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.identity import write_identity
+from orchestrator.store.records import TrialRecord, write_trial
 from orchestrator.store.sweep import Sweep
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig

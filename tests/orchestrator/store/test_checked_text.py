@@ -23,6 +23,6 @@ def test_every_change_is_noticed(comment: tuple[str, str]) -> None:
             load_text(data[:byte], comment)
 
 
-def test_a_text_of_an_earlier_version_has_none() -> None:
+def test_a_text_that_somebody_else_wrote_has_none() -> None:
     assert load_text(TEXT.encode(), YAML) == TEXT
     assert load_text(b"<!DOCTYPE html>\n", HTML) == "<!DOCTYPE html>\n"

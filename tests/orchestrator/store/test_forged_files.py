@@ -14,15 +14,8 @@ from typing import Any
 import pytest
 
 from orchestrator.launch.earlier_source import EarlierSweepError, Source, _trials_before
-from orchestrator.store.files import (
-    DRIVER_LOCK,
-    EARLIER,
-    EVENTS,
-    IDENTITY,
-    SWEEP,
-    Identity,
-    read_sweep_yaml,
-)
+from orchestrator.store.files import DRIVER_LOCK, EARLIER, EVENTS, IDENTITY, SWEEP, read_sweep_yaml
+from orchestrator.store.identity import Identity
 from orchestrator.store.launches import find_launch
 from orchestrator.store.progress import read_progress
 from orchestrator.store.records import TrialRecord

@@ -13,9 +13,8 @@ import pytest
 from orchestrator.errors import QueryError
 from orchestrator.front.front import front_of
 from orchestrator.shown.status import sweep_notes, timing_notes
-from orchestrator.store.files import read_trials, write_trial
 from orchestrator.store.prices import Machine, violations
-from orchestrator.store.records import STOPPED, EarlyStop, TrialRecord
+from orchestrator.store.records import STOPPED, EarlyStop, TrialRecord, read_trials, write_trial
 from orchestrator.store.sweep import Sweep
 from search_spaces.constraints import Constraint
 from specfrontier import Sweep as NotebookSweep

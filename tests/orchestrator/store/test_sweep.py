@@ -22,8 +22,8 @@ from orchestrator.front.choice import LOSSLESS, best_within, recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import objectives_of
 from orchestrator.shown.plots import front_plot
-from orchestrator.store.files import NoSweepError, command, find_sweep, location, write_trial
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.files import NoSweepError, command, find_sweep, location
+from orchestrator.store.records import TrialRecord, write_trial
 from specfrontier import Sweep
 from tests.fakes.synthetic_sweeps import BASELINE, CAPTIONS, METRICS, write_sweep
 from workers.data.storage import Storage

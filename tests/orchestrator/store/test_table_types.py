@@ -18,8 +18,9 @@ import pytest
 
 from orchestrator.errors import QueryError
 from orchestrator.front.front import front_of
-from orchestrator.store.files import FRONT_TABLE, TRIAL_TABLE, write_identity, write_trial
-from orchestrator.store.records import COLUMNS, TrialRecord
+from orchestrator.store.files import FRONT_TABLE, TRIAL_TABLE
+from orchestrator.store.identity import write_identity
+from orchestrator.store.records import COLUMNS, TrialRecord, write_trial
 from orchestrator.views.tables import write_tables
 from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS

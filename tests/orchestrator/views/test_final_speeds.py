@@ -17,9 +17,9 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 
 from orchestrator.front.questions import front_records
-from orchestrator.store.files import read_table, read_trials, write_trial
+from orchestrator.store.files import read_table
 from orchestrator.store.launches import load_identity
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, read_trials, write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending, View, Views
 from orchestrator.views.mlflow import MlflowView, sync

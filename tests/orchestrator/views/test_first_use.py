@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.files import read_trials
 from orchestrator.store.launches import load_identity
+from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.views import follower
 from orchestrator.views.mlflow import MlflowView, sync

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from orchestrator.store.files import read_trials, trial_file, write_trial
 from orchestrator.store.launches import load_identity
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, read_trials, trial_file, write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending, Follower, Views
 from orchestrator.views.mlflow import MlflowView, find_location, sync

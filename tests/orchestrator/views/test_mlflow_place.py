@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import FAILED
-from orchestrator.store.files import MLFLOW_PLACE, read_trials
+from orchestrator.store.files import MLFLOW_PLACE
 from orchestrator.store.launches import load_identity
+from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Follower, Views
 from orchestrator.views.mlflow import MlflowView, find_location

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.front.questions import front_records
-from orchestrator.store.files import write_identity
+from orchestrator.store.identity import write_identity
 from orchestrator.store.names import SettingNames
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep

@@ -24,9 +24,8 @@ import psutil
 import pytest
 
 from orchestrator.errors import FAILED, WRONG_USAGE
-from orchestrator.store.files import read_trials, trial_file, write_trial
 from orchestrator.store.launches import load_identity
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, read_trials, trial_file, write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow import MlflowView, find_location, sync

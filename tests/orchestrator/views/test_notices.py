@@ -23,8 +23,9 @@ from orchestrator.front.front import front_of
 from orchestrator.launch.supervise import _resume_command
 from orchestrator.options import command_line
 from orchestrator.store import events
-from orchestrator.store.files import read_identity, read_trials
+from orchestrator.store.identity import read_identity
 from orchestrator.store.progress import SweepProgress
+from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.views import follower
 from orchestrator.views.follower import Views

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from mlflow.tracking import MlflowClient
 
-from orchestrator.store.files import write_trial
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.mlflow import find_location, sync
 from tests.fakes.synthetic_sweeps import stop_early, write_sweep

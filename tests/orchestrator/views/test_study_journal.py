@@ -14,10 +14,9 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers
-from orchestrator.store.files import read_trials
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.records import TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.study import TRIAL, open_storage
+from orchestrator.views.study import open_storage
 from tests.fakes.studies import study_identity, study_view
 from tests.orchestrator.run.test_driver import run, sweep
 from workers.data.storage import Storage
@@ -120,21 +119,6 @@ def test_a_journal_with_a_finished_trial_that_has_no_record_is_rebuilt(
     (note,) = restore(tmp_path, store, read_trials(Storage(finished))[:5])
     assert "trial 5" in note
     assert len(studied(store / "study.log")) == 5
-
-
-def test_a_journal_of_an_earlier_version_is_continued(finished: Path, tmp_path: Path) -> None:
-    """Its trials' numbers are those of the sweep; no attribute says so."""
-    store = tmp_path / "store"
-    shutil.copytree(finished, store)
-    journal = store / "study.log"
-    lines = [json.loads(line) for line in journal.read_bytes().splitlines()]
-    for line in lines:
-        line.get("user_attrs", {}).pop(TRIAL, None)
-    journal.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
-    assert all(TRIAL not in attributes for *_, attributes, _, _, _ in studied(journal))
-    assert restore(tmp_path, store) == []
-    assert not (store / "study.log.damaged").exists()
-    assert len(studied(journal)) == TRIALS
 
 
 def test_a_lost_journal_is_rebuilt(finished: Path, tmp_path: Path) -> None:

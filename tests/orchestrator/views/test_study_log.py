@@ -14,7 +14,7 @@ from pathlib import Path
 import optuna
 import pytest
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import FrozenTrial
 
 from orchestrator.errors import StudyError
 from orchestrator.store.databases import sole_creator
@@ -192,24 +192,6 @@ def test_a_study_that_is_gone_is_made_again(tmp_path: Path) -> None:
         view.update(sweep)
     view.update(sweep)
     assert_complete(url, "gone", 2)
-
-
-def test_a_trial_that_an_earlier_version_left_running_is_failed_and_added(tmp_path: Path) -> None:
-    url, config = f"sqlite:///{tmp_path}/study.db", named_config("earlier")
-    before = optuna.create_study(
-        study_name="earlier", storage=open_storage(url), directions=["maximize", "minimize"]
-    )
-    before.set_user_attr("sweep", study_identity(config).id)
-    before.add_trial(
-        create_trial(
-            state=TrialState.RUNNING, user_attrs={"setting": "vanilla", "label": "trial 0"}
-        )
-    )
-    write_study(config, url, [plain_record(0)])
-    assert [trial.state for trial in trials_of(url, "earlier")] == [
-        TrialState.FAIL,
-        TrialState.COMPLETE,
-    ]
 
 
 @pytest.mark.parametrize(

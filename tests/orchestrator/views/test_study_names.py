@@ -7,12 +7,11 @@ from pathlib import Path
 
 import optuna
 import pytest
-from optuna.trial import create_trial
 
 from orchestrator.run.search import Search
 from orchestrator.views.study import open_storage, short_names
 from search_spaces.sweep import SweepConfig, ready_spaces
-from tests.fakes.studies import named_config, plain_record, study_identity, write_study
+from tests.fakes.studies import named_config, plain_record, write_study
 
 BUDGETS = [f"space={drafter}.acceptance=constant.budget" for drafter in ("eagle", "jacobi")]
 
@@ -47,8 +46,8 @@ def params_of(url: str) -> list[dict[str, float]]:
     ]
 
 
-def test_an_older_study_keeps_its_names(tmp_path: Path) -> None:
-    new, old, config = str(tmp_path / "new.log"), str(tmp_path / "old.log"), named_config("named")
+def test_a_study_has_short_names_of_the_parameters(tmp_path: Path) -> None:
+    new, config = str(tmp_path / "new.log"), named_config("named")
     short = short_names(config.space.parameters())
     search = Search(config, ("maximize", "minimize"))
     params = next(
@@ -59,11 +58,3 @@ def test_an_older_study_keeps_its_names(tmp_path: Path) -> None:
     records = [replace(plain_record(number), params=params) for number in range(2)]
     write_study(config, new, records)
     assert params_of(new) == [{short[name]: value for name, value in params.items()}] * 2
-    before = optuna.create_study(
-        study_name="named", storage=open_storage(old), directions=["maximize", "minimize"]
-    )
-    before.set_user_attr("sweep", study_identity(config).id)
-    attrs = {"setting": "a setting", "specfrontier.trial": 0}
-    before.add_trial(create_trial(values=[1.0, 1.0], user_attrs=attrs))
-    write_study(config, old, records)
-    assert params_of(old) == [{}, params]
