@@ -118,13 +118,15 @@ def _list_sweeps() -> tuple[dict[str, Any], list[str]]:
     from orchestrator.store.launches import find_launch, is_preparing
     from workers.data.storage import Storage
 
-    facts, rows = list[dict[str, Any]](), list[list[str]]()
+    facts = list[dict[str, Any]]()
+    rows = list[list[str]]()
     for folder in sorted(Path(SWEEPS).glob("*/")):
         storage = Storage(folder)
         try:
             if not (storage.exists(IDENTITY) or storage.names(TRIALS) or is_preparing(storage)):
                 continue
-            launch, finished = find_launch(storage), len(storage.names(TRIALS))
+            launch = find_launch(storage)
+            finished = len(storage.names(TRIALS))
             planned = planned_trials(storage)
         except (ValueError, OSError) as error:
             facts.append(
@@ -219,10 +221,8 @@ def _describe(now: SweepStatus) -> list[str]:
         f"images    {now.images:,}",
     ]
     if now.taken is not None:
-        told, sweeps = (
-            counted(now.taken["trials"], "trial"),
-            ", ".join(map(clean, now.taken["sweeps"])),
-        )
+        told = counted(now.taken["trials"], "trial")
+        sweeps = ", ".join(map(clean, now.taken["sweeps"]))
         lines.append(
             f"from      {sweeps}: {now.taken['images']:,} of the images; the search was told {told}"
         )

@@ -19,18 +19,13 @@ SWEEP = -1  # in the place of a trial: what all trials need
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """A file of the store, and what a worker must be told to make it.
+    """A file of the store, and what a worker must be told to make it."""
 
-    name: relative to the storage's root. payload: the argument of the worker's `run`. needs: the
-    tasks that make the files it is made from. about: what is done, for a task without which the
-    sweep cannot go on. trial: the first one that wants the file, once workers have the task.
-    """
-
-    name: str
-    payload: Mapping[str, Any]
-    needs: tuple[Task, ...] = ()
-    about: str = ""
-    trial: int = SWEEP
+    name: str  # relative to the storage's root
+    payload: Mapping[str, Any]  # the argument of the worker's `run`
+    needs: tuple[Task, ...] = ()  # make the files that it is made from
+    about: str = ""  # what is done, for a task without which the sweep cannot go on
+    trial: int = SWEEP  # the first one that wants the file, once workers have the task
 
     @classmethod
     def of(cls, name: str, work: Serializable, needs: Iterable[Task] = (), about: str = "") -> Self:
@@ -51,15 +46,13 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """A finished task: its output, or the cause of its failure.
-
-    permanent: the config caused the failure, so a retry would fail again; otherwise a machine,
-    network or file failed.
-    """
+    """A finished task."""
 
     task: Task
-    output: Mapping[str, Any] | None
-    cause: str | None = None
+    output: Mapping[str, Any] | None  # None if it failed
+    cause: str | None = None  # of the failure
+    # the config caused the failure, so a retry would fail again; otherwise a machine, network or
+    # file failed
     permanent: bool = True
 
 
@@ -77,15 +70,15 @@ class SweepError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a sweep ended. stopped_by: the budget of `trials`, `images` or `hours`, a `plateau` of
-    the front, or the `space` or `pool` that is exhausted. lost: trials that failed because of a
-    machine, a network or a file; --resume runs them again. untimed: why the front was not timed
-    once more at the end; "" if it was, or nothing is timed.
-    """
+    """How a sweep ended."""
 
     records: Sequence[TrialRecord]
+    # the budget of `trials`, `images` or `hours`, a `plateau` of the front, or the `space` or
+    # `pool` that is exhausted
     stopped_by: str
+    # trials that failed because of a machine, a network or a file; --resume runs them again
     lost: Collection[int] = ()
+    # why the front was not timed once more at the end; "" if it was, or nothing is timed
     untimed: str = ""
 
 
@@ -111,19 +104,15 @@ class Workers(Protocol):
 
 @dataclass(slots=True)
 class Limits:
-    """What ends a sweep: its budget, or a search that has nothing left to propose.
-
-    is_exhausted: whether the search's `source`, a space or a pool, has nothing left for a trial of
-    this number. is_plateau: whether the front no longer moves, by the trials that were told.
-    images: generated or planned so far. earlier_s: seconds that earlier launches took.
-    """
+    """What ends a sweep: its budget, or a search that has nothing left to propose."""
 
     budget: Budget
-    is_exhausted: Callable[[int], bool]
-    source: str
+    is_exhausted: Callable[[int], bool]  # whether the search has no setting for a trial's number
+    source: str  # of the search: a space or a pool
+    # whether the front no longer moves, by the trials that the search was told
     is_plateau: Callable[[], bool] = lambda: False
-    images: int = 0
-    earlier_s: float = 0.0
+    images: int = 0  # generated or planned so far
+    earlier_s: float = 0.0  # that earlier launches took
     _start_time: float = field(default_factory=time.monotonic)
     _on_plateau: bool = False
 
@@ -163,7 +152,8 @@ def seconds_taken(records: Iterable[TrialRecord]) -> float:
     """
     finished = [record for record in records if record.finished and not record.is_revived]
     spans = [(record.started, record.finished) for record in finished]
-    total, end = 0.0, 0.0
+    total = 0.0
+    end = 0.0
     for start_s, end_s in sorted(
         tuple(datetime.fromisoformat(at).timestamp() for at in span) for span in spans
     ):

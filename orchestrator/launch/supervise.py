@@ -132,7 +132,7 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
             if is_sweep:
                 _finish(views, ending, say)
             if notices:
-                notices.tell_early_failure(ending)
+                notices.post_early_failure(ending)
     return Ended(outcome, state.plateau.text if state.plateau else "", mlflow, problem)
 
 

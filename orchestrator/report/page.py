@@ -31,7 +31,7 @@ from orchestrator.report.bundle import ASSETS, bundle
 from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
 from orchestrator.report.sections.images import embed_grids
 from orchestrator.report.trials import OTHERS, config_keys, group_looks, metric_title, page_trials
-from orchestrator.store.checked_text import HTML, dump_text
+from orchestrator.store.checked_text import HTML_COMMENT, dump_text
 from orchestrator.store.config_file import trial_text
 from orchestrator.store.files import REPORT, read_sweep_yaml
 from orchestrator.store.names import Form
@@ -69,7 +69,7 @@ def write_report(
             fails.
     """
     page = report_page(storage, note, decode=decode, device=device, batch=batch)
-    storage.write(REPORT, dump_text(page, HTML))
+    storage.write(REPORT, dump_text(page, HTML_COMMENT))
     return REPORT
 
 

@@ -19,7 +19,9 @@ from workers.data.checked_json import dump_checked, load_checked
 from workers.data.files import open_regular
 from workers.data.storage import Storage
 
-YAML, HTML = ("# ", ""), ("<!-- ", " -->")  # what is before and after a comment
+# what is before and after a comment
+YAML_COMMENT = ("# ", "")
+HTML_COMMENT = ("<!-- ", " -->")
 _LINE = re.compile(r"checksum: ([0-9a-f]{16})")
 
 

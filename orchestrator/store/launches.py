@@ -53,7 +53,8 @@ def _is_resume(text: str, storage: Storage) -> bool:
         return False
     if text == RESUME_CALL:
         return True
-    modules, rest = [], words[1:]
+    modules = []
+    rest = words[1:]
     while rest and (option := rest[0].partition("="))[0] == "--plugin":
         modules.append(option[2] or "".join(rest[1:2]))
         rest = rest[1 if option[1] else 2 :]

@@ -85,7 +85,8 @@ def driver_lock(
     Raises:
         LockError: another launch holds it.
     """
-    end, waiting = time.monotonic() + _DRIVER_TIMEOUT_S, False
+    end = time.monotonic() + _DRIVER_TIMEOUT_S
+    waiting = False
     seen: dict[str, float] = {}  # when the claims of other processes were renewed first
     while True:
         with exclusive(storage, DRIVER_LOCK) as lock:
@@ -234,7 +235,8 @@ def _flock(descriptor: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 @contextmanager
 def _claim(storage: Storage, name: str) -> Iterator[Lock]:
-    own, facts = f"{uuid.uuid4().hex}.json", _own_facts()
+    own = f"{uuid.uuid4().hex}.json"
+    facts = _own_facts()
     storage.write(f"{name}/{own}", facts)
     try:
         renewed = storage.modified(name)

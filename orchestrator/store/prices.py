@@ -133,10 +133,8 @@ class Machine:
         timed = [
             entry for entry in prices.devices if batch is None or batch in prices.batches_on(entry)
         ]
-        found, at = (
-            [entry for entry in named if entry in timed],
-            "" if batch is None else f" at batch {batch}",
-        )
+        found = [entry for entry in named if entry in timed]
+        at = "" if batch is None else f" at batch {batch}"
         if not found and timed and device is None:
             others = "; ".join(map(str, timed))
             raise QueryError(
@@ -268,7 +266,8 @@ def violations(
     reference = vanilla.metrics if images == vanilla.images else dict(vanilla.history)[images]
     found = {}
     for constraint in constraints:
-        is_speed, value = is_priced(constraint.metric), record.metrics.get(constraint.metric)
+        is_speed = is_priced(constraint.metric)
+        value = record.metrics.get(constraint.metric)
         limit = (vanilla.metrics if is_speed else reference).get(constraint.metric)
         is_elsewhere = is_speed and not may_compare_speeds(record.device, vanilla.device)
         if value is None or (is_elsewhere and constraint.relative_to_vanilla):

@@ -35,54 +35,45 @@ _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
 @dataclass(frozen=True, slots=True)
 class EarlyStop:
-    """Racing stopped a trial at `images` images, because trial `rival` was better in all objectives
-    on the same ones.
-
-    chance: the chance that this is wrong (see `orchestrator.run.racing.Stop`).
+    """Racing stopped a trial, because another one was better in all objectives on the same
+    images.
     """
 
-    rival: int
-    images: int
-    chance: float
+    rival: int  # number of the other one
+    images: int  # on which they were compared
+    chance: float  # that this is wrong (see `orchestrator.run.racing.Stop`)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialRecord:
-    """One finished trial.
-
-    label: the name of a preset or the user's own, "" if the search proposed the config. config:
-    sampling included; None if the search proposed an invalid one. params: what the study suggested.
-    cause: why it failed or stopped. constraints: excess over each, feasible at 0 or less. history:
-    metrics at each number of images at which the trial was measured, rising; the last are
-    `metrics`. shape: key of what the costs of its steps depend on, if it was timed; trials with the
-    same one share these costs and their noise. passes: of batches of images by size, of all
-    captions first, then without each block of them; the metrics of speed are these at the costs
-    known when it ended. timed_on: the device of these costs, by the number of images at which it
-    was measured. duplicate_of: the earlier trial with this config, whose images it shares. taken:
-    number of its images that were copied from earlier sweeps. stop: kept if the trial was revived.
-    seconds: worker time spent on it. started, finished: ISO 8601, UTC.
-    """
+    """One finished trial."""
 
     number: int
-    label: str
+    label: str  # the name of a preset or the user's own, "" if the search proposed the config
     state: State
-    config: DecodingConfig | None
-    params: Mapping[str, Any] = field(default_factory=dict)
+    config: DecodingConfig | None  # with its sampling; None if the search proposed an invalid one
+    params: Mapping[str, Any] = field(default_factory=dict)  # what the study suggested
     metrics: Mapping[str, Estimate] = field(default_factory=dict)
-    constraints: Mapping[str, float] = field(default_factory=dict)
+    constraints: Mapping[str, float] = field(default_factory=dict)  # excess over each; 0: it is met
+    # metrics at each number of images at which it was measured, rising; the last are `metrics`
     history: History = ()
     shards: tuple[str, ...] = ()
+    # key of what the costs of its passes depend on, if it was timed: trials with the same one share
+    # these costs and their noise
     shape: str = ""
+    # of batches of images by size, of all captions first, then without each block of them; the
+    # metrics of speed are these at the costs known when it ended
     passes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    # the device of these costs, by the number of images at which it was measured
     timed_on: Mapping[int, str] = field(default_factory=dict)
     images: int = 0
-    taken: int = 0
-    seconds: float = 0.0
-    cause: str | None = None
-    duplicate_of: int | None = None
-    stop: EarlyStop | None = None
-    started: str = ""
-    finished: str = ""
+    taken: int = 0  # of these, copied from earlier sweeps
+    seconds: float = 0.0  # that workers spent on it
+    cause: str | None = None  # why it failed or stopped
+    duplicate_of: int | None = None  # the earlier trial with this config, whose images it shares
+    stop: EarlyStop | None = None  # kept if the trial was revived
+    started: str = ""  # ISO 8601, UTC
+    finished: str = ""  # ISO 8601, UTC
 
     @property
     def digest(self) -> str:
@@ -301,7 +292,8 @@ def _read_trial(storage: Storage, name: str) -> TrialRecord:
     """A trial's record. Raises ValueError as `read_trials`; only a file that is damaged is to be
     removed.
     """
-    data, where = storage.read(name), storage.locate(name)
+    data = storage.read(name)
+    where = storage.locate(name)
     try:
         record = TrialRecord.from_json(data)
     except ConfigError as error:

@@ -124,9 +124,10 @@ class Sweep:
         FILE#ENTRY.
         """
         given = read_sweep_yaml(self.storage).get("models") or {}
-        file, entry = (
-            (given.get("file"), given.get("name")) if isinstance(given, Mapping) else (given, None)
-        )
+        if not isinstance(given, Mapping):
+            return str(given)
+        file = given.get("file")
+        entry = given.get("name")
         return f"{file or BUILTIN}#{entry}" if entry else str(file or BUILTIN)
 
     def find(self, config: DecodingConfig | None, label: str) -> TrialRecord | None:

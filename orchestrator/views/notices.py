@@ -68,7 +68,7 @@ class Notices(View[Sweep]):
         cause = self.problem or self._failure() or " ".join(reached)
         self._post("failed" if self.problem else how, cause, self._results(source))
 
-    def tell_early_failure(self, how: Ending) -> None:
+    def post_early_failure(self, how: Ending) -> None:
         """Tell that a launch has failed before its views began, if the webhook responds. An
         interrupt is no failure.
         """
@@ -88,21 +88,16 @@ class Notices(View[Sweep]):
         return f"--notify: {host_of(self._url)} was not told: {problem}"
 
     def _post(self, state: str, cause: str, results: dict[str, Any]) -> None:
-        text = (
-            f"specfrontier: sweep {self._facts['sweep']} "
-            f"{'lost its cluster' if state == _LOST else state}"
-        )
+        happened = "lost its cluster" if state == _LOST else state
+        text = f"specfrontier: sweep {self._facts['sweep']} {happened}"
         text += f": {cause}" if cause else ""
-        failed = (
-            f", {results['trials'][FAILED]} failed" if results and results["trials"][FAILED] else ""
-        )
-        text += (
-            f" ({counted(results['trials'][COMPLETE], 'complete trial')}{failed})"
-            if results
-            else ""
-        )
+        if results:
+            trials = results["trials"]
+            failed = f", {trials[FAILED]} failed" if trials[FAILED] else ""
+            text += f" ({counted(trials[COMPLETE], 'complete trial')}{failed})"
         facts = {"text": text, **self._facts, "state": state, "cause": cause, **results}
-        facts |= {} if state == "finished" else {"resume": self._resume}
+        if state != "finished":
+            facts["resume"] = self._resume
         data = json.dumps(redact_values(facts)).encode()
         request = Request(self._url, data, {"Content-Type": "application/json"}, method="POST")
         self.may_recover = True

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import trial_rows
-from orchestrator.store.checked_text import HTML, load_text
+from orchestrator.store.checked_text import HTML_COMMENT, load_text
 from orchestrator.store.files import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import View
@@ -70,7 +70,7 @@ def replace_damaged(storage: Storage) -> list[str]:
         write_tables(Sweep.open(storage))
     try:
         if storage.exists(REPORT):
-            load_text(storage.read(REPORT), HTML)
+            load_text(storage.read(REPORT), HTML_COMMENT)
     except ValueError as error:
         storage.move(REPORT, f"{REPORT}.damaged")
         notes.append(f"{place}/{REPORT}: {error}; `specfrontier report` writes it again")

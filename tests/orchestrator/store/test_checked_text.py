@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.store.checked_text import HTML, YAML, dump_text, load_text
+from orchestrator.store.checked_text import HTML_COMMENT, YAML_COMMENT, dump_text, load_text
 
 TEXT = "name: ä\nbudget: {trials: 3}\n"
 
 
-@pytest.mark.parametrize("comment", [YAML, HTML])
+@pytest.mark.parametrize("comment", [YAML_COMMENT, HTML_COMMENT])
 def test_every_change_is_noticed(comment: tuple[str, str]) -> None:
     data = dump_text(TEXT, comment)
     assert load_text(data, comment) == TEXT
@@ -24,5 +24,5 @@ def test_every_change_is_noticed(comment: tuple[str, str]) -> None:
 
 
 def test_a_text_that_somebody_else_wrote_has_none() -> None:
-    assert load_text(TEXT.encode(), YAML) == TEXT
-    assert load_text(b"<!DOCTYPE html>\n", HTML) == "<!DOCTYPE html>\n"
+    assert load_text(TEXT.encode(), YAML_COMMENT) == TEXT
+    assert load_text(b"<!DOCTYPE html>\n", HTML_COMMENT) == "<!DOCTYPE html>\n"

@@ -253,11 +253,11 @@ def test_a_resumed_launch_that_fails_before_its_views_begin_is_told(
     write_sweep(tmp_path, trials=2)
     notices = notices_of(webhook, tmp_path)
     notices.progress.update(events.End("failed", "other weights"))
-    notices.tell_early_failure("failed")
+    notices.post_early_failure("failed")
     assert [told["cause"] for told in webhook.got] == ["other weights"]
     views, notices = followed(tmp_path / "other", webhook)
     views.end("failed")
-    notices.tell_early_failure("failed")
+    notices.post_early_failure("failed")
     assert len(webhook.got) == 2, "once"
 
 
@@ -284,7 +284,7 @@ def test_a_redirect_is_an_error_and_is_not_followed(webhook: Webhook, tmp_path: 
 def test_causes_have_no_credentials(webhook: Webhook, tmp_path: Path) -> None:
     notices = notices_of(webhook, tmp_path)
     notices.progress.update(events.End("failed", "no database at postgresql://me:secret@host/x"))
-    notices.tell_early_failure("failed")
+    notices.post_early_failure("failed")
     assert "secret" not in json.dumps(webhook.got)
     assert "postgresql" in webhook.got[0]["text"]
 
@@ -296,7 +296,7 @@ def test_a_server_that_speaks_no_http_does_not_hide_the_failure(tmp_path: Path) 
             target=answer_in_another_protocol, args=(server, asked), daemon=True
         ).start()
         url = f"http://127.0.0.1:{server.getsockname()[1]}/secret"
-        Notices(url, "synthetic", Storage(tmp_path), SweepProgress(), "").tell_early_failure(
+        Notices(url, "synthetic", Storage(tmp_path), SweepProgress(), "").post_early_failure(
             "failed"
         )
         assert asked.wait(HANG_S), "it was told, and what it answered is no error of the launch"
