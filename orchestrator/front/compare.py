@@ -385,9 +385,7 @@ def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[An
     facts: dict[str, list[Any]] = {
         "devices": [identity.timing_device for identity in identities],
         "threads": [identity.timing_threads for identity in identities],
-        "timing batches": [
-            identity.timing_batch for identity in identities if "batch" in identity.timing
-        ],
+        "timing batches": [identity.timing_batch for identity in identities],
     }
     return [
         (fact, values)

@@ -190,21 +190,6 @@ def test_a_trial_of_somebody_else_in_our_study_shifts_none_of_ours(url: str) -> 
     }
 
 
-def test_a_study_of_an_earlier_version_goes_on(url: str) -> None:
-    """Its trials have no number of the sweep."""
-    study = create(url)
-    study.set_user_attr("sweep", OURS.id)
-    study.add_trial(
-        optuna.create_trial(
-            values=[1.0, 1.0], user_attrs={"setting": "setting 0", "label": "trial 0"}
-        )
-    )
-    check(url, known=OURS)
-    write(url, [0, 1])
-    trials = optuna.load_study(study_name=NAME, storage=open_storage(url)).trials
-    assert [trial.user_attrs["label"] for trial in trials] == ["trial 0", "trial 1"]
-
-
 def test_what_others_add_to_the_default_journal_is_no_damage() -> None:
     journal = Path("sweeps/mine/study.log")
     journal.parent.mkdir()

