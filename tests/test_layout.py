@@ -55,7 +55,6 @@ STILL_LONG = (
     "orchestrator.front.joint:",
     "orchestrator.report.page:",
     "orchestrator.run.trial:",
-    "orchestrator.store.files",
     "orchestrator.views.mlflow",
     "orchestrator.views.study",
 )

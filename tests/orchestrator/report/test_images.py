@@ -200,7 +200,7 @@ def test_a_mean_accepted_length_counts_each_round_once(tmp_path: Path) -> None:
 def test_sweeps_of_other_captions_are_not_mixed(tmp_path: Path) -> None:
     sweeps = {}
     for name, count, digest in (("a", 5, "4b"), ("b", 7, "4b"), ("c", 5, "5c")):
-        given = {"hash": digest, "count": count if name == "c" else 5}
+        given = {"hash": digest, "count": count if name == "c" else 5, "source": "scenes"}
         write_drawn_sweep(tmp_path / name, captions(count), trials=2, name=name, captions=given)
         sweeps[name] = Sweep.open(tmp_path / name)
     data = images.images(about(page_trials(sweeps)))

@@ -45,7 +45,6 @@ from tests.fakes.drawn_sweeps import write_drawn_sweep
 from tests.fakes.png_files import without_pixels
 from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S
-from workers.data.checked_json import load_checked
 from workers.data.storage import Storage
 
 ROOT = Path(__file__).parents[3]
@@ -387,20 +386,6 @@ def test_facts_and_what_was_searched(tmp_path: Path) -> None:
     assert "tree.width" not in tried, "it never changed"
     labelled = [replace(record, label="mine") for record in sweep.records]
     assert searched(labelled) == []
-
-
-def test_a_bare_identity_is_enough(tmp_path: Path) -> None:
-    write_sweep(tmp_path, trials=3)
-    given = load_checked((tmp_path / "identity.json").read_bytes())
-    bare = {key: given[key] for key in ("name", "experiment", "started", "metrics")}
-    (tmp_path / "identity.json").write_text(json.dumps(bare))
-    assert dict(
-        data_of(report_page(Storage(tmp_path)))["sections"]["setup"]["data"][0]["facts"]
-    ).keys() == {
-        "experiment",
-        "started",
-        "last trial finished",
-    }
 
 
 def test_groups() -> None:
