@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from search_spaces.sweep_sections import Reference
     from workers.data.storage import Storage
 
-_LABEL_WIDTH, _MAX_NAME_WIDTH, _MAX_WIDTH = 12, 46, 120  # columns
+_LABEL_WIDTH = 12  # columns
+_MAX_NAME_WIDTH = 46  # columns
+_MAX_WIDTH = 120  # columns
 
 
 def describe_plan(found: Inspection) -> str:
@@ -26,7 +28,8 @@ def describe_plan(found: Inspection) -> str:
     each parameter that is searched; files of the models that the launch would fetch, and notes on
     the models' files.
     """
-    sweep, storage = found.sweep, found.request.storage
+    sweep = found.sweep
+    storage = found.request.storage
     head = f"{sweep.name}: {sweep.about}".rstrip(": ")
     parts = [("pull", _missing(found)), *_earlier(found), *_parts(sweep, storage)]
     parts += [("note", text) for text in found.notes]
@@ -86,7 +89,8 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
 
 def _search(config: SweepConfig) -> Iterator[tuple[str, str]]:
     """The sampler, and the parameters that it searches."""
-    search, space = config.search, config.space
+    search = config.search
+    space = config.space
     sampler = search.sampler if space.source else "none"
     yield "search", f"{sampler}, {search.parallel} trials in flight"
     size = space.size()
@@ -115,7 +119,8 @@ def _budget(config: SweepConfig, first: int) -> str:
 
 def _quality(config: SweepConfig) -> str:
     """The images of a trial, and of all of them."""
-    captions, quality = config.captions.count, config.quality
+    captions = config.captions.count
+    quality = config.quality
     images = captions * quality.samples
     total = f"{images} images a trial, at most {images * config.budget.trials:,} in all"
     shards = f"{captions} captions x {quality.samples}, batch {quality.batch}"

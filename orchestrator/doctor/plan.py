@@ -55,7 +55,8 @@ class Sessions:
         Raises:
             ConfigError: too few captions.
         """
-        timing, vanilla = sweep.timing, DecodingConfig(sampling=sweep.sampling)
+        timing = sweep.timing
+        vanilla = DecodingConfig(sampling=sweep.sampling)
         configs = dict.fromkeys([vanilla, *(entry.config for entry in sweep.enqueue)])
         found = (
             config for config, _ in random_settings(sweep, lambda config: config not in configs)
@@ -80,7 +81,8 @@ class Sessions:
         """Seconds of all sessions, from those of an image of a setting and of vanilla at each batch
         size. Each setting first generates a batch that is not timed.
         """
-        count, others = len(self.sizes), sum(self.sizes) - len(self.sizes)
+        count = len(self.sizes)
+        others = sum(self.sizes) - len(self.sizes)
         return sum(
             (self.images + batch) * (count * plain[batch] + others * small[batch])
             for batch in self.batches
@@ -116,7 +118,8 @@ class Workload:
             ConfigError: the models support none of the settings.
         """
         label, config, shapes, notes = heaviest_setting(sweep, shapes)
-        batches, vanilla = _batches(sweep), DecodingConfig(sampling=sweep.sampling)
+        batches = _batches(sweep)
+        vanilla = DecodingConfig(sampling=sweep.sampling)
         small, plain = (
             {batch: footprint(shapes, setting, batch, 1) for batch in sweep.timing.batches}
             for setting in (config, vanilla)
@@ -170,10 +173,8 @@ class Workload:
             self.big, self.tokens / length, self.batches["quality"]
         )
         vanilla_image = gpu.seconds_per_image(self.slow, self.tokens, self.batches["quality"])
-        others, made = (
-            self.images["trials"] - 1,
-            gpu.seconds(self.big.picture) / self.batches["pictures"],
-        )
+        others = self.images["trials"] - 1
+        made = gpu.seconds(self.big.picture) / self.batches["pictures"]
         total = self.images["quality"] * made + self.images["per trial"] * (
             vanilla_image + others * quality_image
         )
@@ -223,7 +224,8 @@ def _batches(sweep: SweepConfig) -> dict[str, int]:
 
 def _image_counts(sweep: SweepConfig) -> dict[str, int]:
     """The number of trials, and of their images, without those of timing sessions."""
-    each, budget = sweep.captions.count * sweep.quality.samples, sweep.budget
+    each = sweep.captions.count * sweep.quality.samples
+    budget = sweep.budget
     trials = (
         budget.trials
         if budget.images is None
@@ -248,17 +250,19 @@ def plan(
     available = gpu.memory - RESERVED_BYTES - nets
     sweep = _with_batch(sweep.resolve(target.sampling), shapes, available)
     work = Workload.of(sweep, shapes, available)
-    batches, small, big, models = work.batches, work.in_session(1), work.big, work.shapes
+    batches = work.batches
+    small = work.in_session(1)
+    big = work.big
     largest = max(work.sessions.sizes, default=1)
     session = work.in_session(largest)
-
-    other = (
-        small
-        if batches["timing"] != batches["quality"]
-        else footprint(models, work.config, 2 * batches["quality"], 1).with_graphs()
-    )
+    # two settings of a session must fit together
+    smallest = work.in_session(min(2, largest)).bytes if work.sessions.sizes else 0
     # two batch sizes show how memory grows
-    at = batches["timing"] if other is small else 2 * batches["quality"]
+    other = small
+    at = batches["timing"]
+    if at == batches["quality"]:
+        at *= 2
+        other = footprint(work.shapes, work.config, at, 1).with_graphs()
     return {
         "sweep": sweep.name,
         "target": target.name,
@@ -271,10 +275,7 @@ def plan(
             "quality": memory_parts(big),
             "metric nets": nets,
         },
-        "fits": (
-            max(big.bytes, work.in_session(min(2, largest)).bytes if work.sessions.sizes else 0)
-            <= available
-        ),
+        "fits": big.bytes <= available and smallest <= available,
         "largest batch": min(
             largest_batch((at, needed(other)), (batches["quality"], needed(big)), available)
             for needed in (_tokens_bytes, partial(_pictures_bytes, pictures=small.pictures))
@@ -310,7 +311,8 @@ def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
     """The assumptions behind images and hours. fits_session: whether the largest timing session
     fits.
     """
-    shapes, sizes = work.sessions.shapes, work.sessions.sizes
+    shapes = work.sessions.shapes
+    sizes = work.sessions.sizes
     timed = [
         f"the trials have {counted(shapes, 'shape')} besides vanilla's: those of `enqueue` and of "
         f"random settings of the space; {min(shapes, MAX_SHAPES)} of them are on the front"
@@ -354,7 +356,8 @@ def _describe_fit(found: Mapping[str, Any]) -> str:
 
 def describe_plan(found: Mapping[str, Any]) -> list[str]:
     """The plan as lines of text."""
-    memory, images = found["memory"], found["images"]
+    memory = found["memory"]
+    images = found["images"]
     lines = [
         (
             f"{found['sweep']} on {found['gpus']} x {format_bytes(found['gpu']['memory'])} "

@@ -114,7 +114,8 @@ def _check_metric_names(found: Inspection) -> None:
 
 def _check_reference(found: Inspection) -> None:
     """A reference that does not suit the extractor, if that takes the images at their size."""
-    sweep, side = found.request.sweep, found.capabilities.image_size
+    sweep = found.request.sweep
+    side = found.capabilities.image_size
     takes_images = found.extractors["features"].image_size in (None, side)
     if takes_images and sweep.reference.source != NO_REFERENCE:
         with in_section("reference"):
@@ -131,7 +132,8 @@ def _check_stored_captions(found: Inspection) -> None:
     identity = found.identity
     if identity is None or identity.captions.get("hash") == captions_hash(found.captions):
         return
-    source, storage = found.sweep.captions.source, found.request.storage
+    source = found.sweep.captions.source
+    storage = found.request.storage
     raise ConfigError(
         ("captions",),
         f"{source} has changed since the sweep in {storage.display_name} started; restore the "
@@ -303,11 +305,13 @@ def _check_files(found: Inspection) -> None:
     Raises:
         IdentityError, EarlierSweepError: names the files' keys, with both hashes.
     """
-    identity, earlier = found.identity, found.request.earlier
+    identity = found.identity
+    earlier = found.request.earlier
     sources = earlier.sources if earlier and identity is None else ()
     if identity is None and not sources:
         return
-    sweep, entry = found.sweep, found.entry
+    sweep = found.sweep
+    entry = found.entry
     extractors = Extractors.load(
         entry.folder,
         image_size=found.capabilities.image_size,

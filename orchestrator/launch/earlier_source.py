@@ -149,9 +149,11 @@ class Source:
             for key in ("captions", "reference", "samples", "baseline")
             if key in new
         }
-        own["captions"], new["captions"] = own["captions"]["hash"], new["captions"]["hash"]
+        own["captions"] = own["captions"]["hash"]
+        new["captions"] = new["captions"]["hash"]
         if any(map(is_priced, _goals(sweep))):
-            timing, device = sweep.timing.to_mapping(), facts.get("timing_device", "")
+            timing = sweep.timing.to_mapping()
+            device = facts.get("timing_device", "")
             for key in ("batch", "nodes"):
                 if timing.get(key):
                     own[key] = self.facts["timing"].get(key)

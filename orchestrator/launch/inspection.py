@@ -54,7 +54,8 @@ class Inspection:
     @cached_property
     def missing_files(self) -> Sequence[str]:
         """The files that --pull with --check would fetch; --pull alone fetches them here."""
-        request, options = self.request, self.request.options
+        request = self.request
+        options = self.request.options
         if not options.pull:
             return ()
         return self.fetch(request.sweep, options.address, dry_run=options.check)

@@ -82,7 +82,8 @@ def _launch(request: LaunchRequest, views: Views, emit: events.EventSink, cores:
 @contextmanager
 def _workers(request: LaunchRequest, emit: events.EventSink, cores: int) -> Iterator[Pool]:
     """The sweep's workers, on the cluster of --address or a new one on this machine."""
-    options, earlier = request.options, request.earlier or Earlier()
+    options = request.options
+    earlier = request.earlier or Earlier()
     environment = options.slots.environment(options.threads)
     if PLUGINS_VARIABLE in os.environ:
         environment[PLUGINS_VARIABLE] = os.environ[PLUGINS_VARIABLE]
@@ -116,7 +117,9 @@ def _run_trials(
     emit: events.EventSink,
 ) -> Outcome:
     """Run the trials that are left, then time the front once more. records: of finished trials."""
-    sweep, storage, identity = started.sweep, request.storage, started.identity
+    sweep = started.sweep
+    storage = request.storage
+    identity = started.identity
     build = Build(storage, pool, emit)
     reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
     build.want(SWEEP, reference)

@@ -170,7 +170,8 @@ def resume(request: LaunchRequest) -> tuple[LaunchRequest, str]:
 
 def _read_stored(request: LaunchRequest) -> SweepConfig | None:
     """The stored sweep, None if there is none. Raises ValueError as `resume`."""
-    storage, options = request.storage, request.options
+    storage = request.storage
+    options = request.options
     is_described = storage.exists(SWEEP)  # else a resumed launch writes it again
     is_resumed = options.resume or options.check
     if not is_described and (is_resumed or not storage.exists(IDENTITY)):

@@ -88,14 +88,14 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
         CommandError: it failed; the message has the command that resumes it.
         KeyboardInterrupt: it was interrupted.
     """
-    sweep, storage, options = request.sweep, request.storage, request.options
+    sweep = request.sweep
+    storage = request.storage
+    options = request.options
     budget = sweep.budget
     file = storage.path(EVENTS)
     state = SweepProgress(budget.trials, budget.images, is_upper_bound=budget.plateau is not None)
     mlflow = MlflowView(storage, options.tracking_uri) if options.mlflow else None
-    notices = None
-    if options.notify:
-        notices = Notices(options.notify, sweep.name, storage, state, _resume_command())
+    notices = _notices(request, state)
     kept = [*_sweep_views(sweep, storage, options.study), *filter(None, (mlflow, notices))]
     views = Views(storage, kept, lambda text: record(events.Note(note=text)))
     if file is not None:
@@ -134,6 +134,14 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
             if notices:
                 notices.post_early_failure(ending)
     return Ended(outcome, state.plateau.text if state.plateau else "", mlflow, problem)
+
+
+def _notices(request: LaunchRequest, state: SweepProgress) -> Notices | None:
+    """The notices to the webhook of --notify; None without one."""
+    url = request.options.notify
+    if not url:
+        return None
+    return Notices(url, request.sweep.name, request.storage, state, _resume_command())
 
 
 def _failure(error: Exception, *, is_sweep: bool) -> CommandError:

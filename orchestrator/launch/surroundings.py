@@ -153,8 +153,10 @@ def check_owners(found: Inspection) -> None:
     Raises:
         ValueError, OSError: names what is there and the option that avoids it.
     """
-    storage, study = found.request.storage, found.request.options.study
-    identity, tracking = found.identity, found.tracking_uri
+    storage = found.request.storage
+    study = found.request.options.study
+    identity = found.identity
+    tracking = found.tracking_uri
     if identity is None:
         check_unused(storage)
     if study is not None and is_database(tracking) and is_same_database(study, tracking):

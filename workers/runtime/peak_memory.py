@@ -80,7 +80,8 @@ def heaviest_setting(
 
 def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
     """Sort key: nodes and levels of a pass, columns of the neighbour table."""
-    bounds, rule = setting[1].policy.bounds, setting[1].acceptance
+    bounds = setting[1].policy.bounds
+    rule = setting[1].acceptance
     table = rule.neighbourhood.table_key
     # a path in front of the tree
     unverified = bounds.depth if rule.verification.implementation else 0
