@@ -24,17 +24,9 @@ from itertools import islice, product
 from math import prod
 from typing import Any
 
+from search_spaces.domains import Domain, Interval, Scalar, TrialLike
 from search_spaces.params import ConfigError, as_tuples
-from search_spaces.space_entries import (
-    Block,
-    Domain,
-    Entry,
-    Interval,
-    Scalar,
-    Scope,
-    TrialLike,
-    read_entries,
-)
+from search_spaces.space_entries import Block, Entry, Scope, read_entries
 from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 
 MAX_CHECKED_BRANCHES = 4000

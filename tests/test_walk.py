@@ -45,7 +45,7 @@ YAML, PLAIN, SPACE_TREE, CONFIG, RECORD = (
     "TrialRecord",
 )
 PRODUCT = ("search_spaces.", "workers.", "orchestrator.", "specfrontier.")
-OF_A_SPACE = ("search_spaces.space", "search_spaces.space_entries")
+OF_A_SPACE = ("search_spaces.space", "search_spaces.space_entries", "search_spaces.domains")
 OF_A_CONFIG = (
     "search_spaces.acceptance",
     "search_spaces.schedules",

@@ -18,9 +18,10 @@ from orchestrator.cli.app import app
 from search_spaces.params import ParamField, Params, Range
 from search_spaces.presets import ALIASES, CATALOGUE
 from search_spaces.samplers import SAMPLERS, PoolOptions
+from search_spaces.sections import Section
 from search_spaces.sweep import KEYS, SWEEP_SECTIONS, SweepConfig, ready_spaces
 from search_spaces.sweep_sections import Enqueued, Racing, SweepHeader
-from search_spaces.trial import SECTIONS, Section
+from search_spaces.trial import SECTIONS
 from workers.loading.models_yaml import CommonKeys
 from workers.metrics.metric import METRICS
 from workers.metrics.networks import EXTRACTORS, SCORERS

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from search_spaces.acceptance import RULES, AcceptanceRule
 from search_spaces.documents import read_document
+from search_spaces.domains import Interval, Scalar, TrialLike, Values
 from search_spaces.drafters import Eagle
 from search_spaces.neighbourhoods import Multiplicative
 from search_spaces.params import ConfigError, at
 from search_spaces.presets import PRESETS
 from search_spaces.space import Space
-from search_spaces.space_entries import Interval, Scalar, TrialLike, Values
 from search_spaces.trees import Adjacency, Chain
 from search_spaces.trial import DecodingConfig, Sampling
 
