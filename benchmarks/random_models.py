@@ -23,7 +23,11 @@ from workers.loading.models_yaml import (
 )
 from workers.models.families import chameleon
 from workers.models.families.conditioners import TokenPrompts
-from workers.models.families.llamagen import CAPTION_DIM, CaptionConditioner, ClassConditioner
+from workers.models.families.llamagen_prompts import (
+    CAPTION_DIM,
+    CaptionConditioner,
+    ClassConditioner,
+)
 from workers.models.target import Target
 from workers.models.text import CAPTION_TOKENS
 from workers.models.transformer import Transformer

@@ -186,14 +186,7 @@ class SweepConfig:
     @classmethod
     def from_mapping(cls, mapping: object) -> SweepConfig:
         """The sweep in plain data. ConfigError names the path of an invalid value."""
-        for key in expect_mapping(mapping).keys() - set(KEYS):
-            if owners := [
-                name for name, section in SWEEP_SECTIONS.items() if key in section.fields()
-            ]:
-                raise ConfigError(
-                    (key,),
-                    f"is a key of a section; write {' or '.join(f'{o}.{key}' for o in owners)}",
-                )
+        _check_keys(expect_mapping(mapping))
         given = {
             key: value for key, value in expect_mapping(mapping, KEYS).items() if value is not None
         }
@@ -214,19 +207,7 @@ class SweepConfig:
             parts["sampling"] = DecodingConfig.from_mapping(
                 {"sampling": given["sampling"]}
             ).sampling
-        lists: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], str], Any]] = {
-            "metrics": (read_metric, itemgetter(0), None),
-            "objectives": (_objective, lambda objective: str(objective.metric), DEFAULT_OBJECTIVES),
-            "constraints": (Constraint.parse, lambda constraint: f"'{constraint.text}'", ()),
-            "enqueue": (
-                partial(Enqueued.read, sampling=parts["sampling"]),
-                lambda entry: f"the label {entry.label!r}",
-                (),
-            ),
-        }
-        for name, (read, identify, default) in lists.items():
-            with at(name):
-                parts[name] = _read_list(given[name], read, identify) if name in given else default
+        parts |= _read_lists(given, parts["sampling"])
         entries = dict(parts["metrics"] or ())
         parts["torchmetrics"] = {name: entry for name, entry in entries.items() if entry}
         parts["metrics"] = None if parts["metrics"] is None else tuple(entries)
@@ -374,6 +355,34 @@ def _objective(value: object) -> Objective:
     return Objective.from_mapping(
         {"metric": value} if isinstance(value, str) else expect_mapping(value)
     )
+
+
+def _check_keys(given: Mapping[str, Any]) -> None:
+    """ConfigError for a key of a section that stands beside the sections."""
+    for key in given.keys() - set(KEYS):
+        owners = [name for name, section in SWEEP_SECTIONS.items() if key in section.fields()]
+        if owners:
+            places = " or ".join(f"{owner}.{key}" for owner in owners)
+            raise ConfigError((key,), f"is a key of a section; write {places}")
+
+
+def _read_lists(given: Mapping[str, Any], sampling: Sampling | None) -> dict[str, Any]:
+    """The sections that are lists, with their defaults. sampling: the baseline's."""
+    lists: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], str], Any]] = {
+        "metrics": (read_metric, itemgetter(0), None),
+        "objectives": (_objective, lambda objective: str(objective.metric), DEFAULT_OBJECTIVES),
+        "constraints": (Constraint.parse, lambda constraint: f"'{constraint.text}'", ()),
+        "enqueue": (
+            partial(Enqueued.read, sampling=sampling),
+            lambda entry: f"the label {entry.label!r}",
+            (),
+        ),
+    }
+    found: dict[str, Any] = {}
+    for name, (read, identify, default) in lists.items():
+        with at(name):
+            found[name] = _read_list(given[name], read, identify) if name in given else default
+    return found
 
 
 def _read_list(

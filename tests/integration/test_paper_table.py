@@ -34,7 +34,7 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models_yaml import load_entry, read_entry
 from workers.metrics import hpsv2
-from workers.models.families.llamagen import CaptionConditioner
+from workers.models.families.llamagen_prompts import CaptionConditioner
 
 pytestmark = pytest.mark.slow(seconds=20)
 TABLE, NAME, ENTRY = "papers/lantern-table2", "lantern-table2", "llamagen-xl-stage1"

@@ -290,7 +290,8 @@ def _from_coco(path: Path, seed: int, choose: Choose) -> list[Caption]:
 
 def _keys(annotations: Sequence[object]) -> set[str]:
     """The keys that any annotation has."""
-    return {key for entry in annotations if isinstance(entry, dict) for key in entry}
+    mappings = [entry for entry in annotations if isinstance(entry, dict)]
+    return {key for entry in mappings for key in entry}
 
 
 def _annotation(entry: object, location: str, seen: set[int]) -> tuple[int, Caption]:

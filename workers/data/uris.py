@@ -56,15 +56,13 @@ def without_secrets(uri: str) -> tuple[str, tuple[str, ...]]:
     options = parse_qsl(query, keep_blank_values=True)
     public = [(key, value) for key, value in options if key in _PUBLIC_OPTIONS and "@" not in value]
     hidden = [value for key, value in options if (key, value) not in public]
-    secrets = {
-        form
-        for part in (account, *account.split(":", 1), *hidden)
-        for form in (part, unquote(part))
-        if part
-    }
-    public_uri = f"{scheme}://{server}{path.rstrip('/')}" + (
-        f"?{urlencode(public, safe=':/', quote_via=quote)}" if public else ""
-    )
+    secrets: set[str] = set()
+    for part in (account, *account.split(":", 1), *hidden):
+        if part:
+            secrets |= {part, unquote(part)}
+    public_uri = f"{scheme}://{server}{path.rstrip('/')}"
+    if public:
+        public_uri += f"?{urlencode(public, safe=':/', quote_via=quote)}"
     return public_uri, tuple(sorted(secrets, key=len, reverse=True))
 
 

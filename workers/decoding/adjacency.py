@@ -152,18 +152,15 @@ class SizeMap:
         reach = int(self.policy.radius)
         cols = self._cols
         near = [(0, -1)]  # rows above and columns to the right, the previous token first
-        near += [
-            (rows, right)
-            for rows in range(reach + 1)
-            for right in range(max(-reach, 1 - cols), min(reach, cols - 1) + 1)
-            if (rows, right) != (0, -1)
-            and (rows > 0 or right < 0)
-            and math.hypot(rows, right) <= self.policy.radius
-        ]
-        rows, right = torch.tensor(near, device=device).unbind(1)
-        column = torch.arange(cols, device=device)[:, None] + right
+        for rows in range(reach + 1):
+            for right in range(max(-reach, 1 - cols), min(reach, cols - 1) + 1):
+                is_before = (rows > 0 or right < 0) and (rows, right) != (0, -1)
+                if is_before and math.hypot(rows, right) <= self.policy.radius:
+                    near.append((rows, right))
+        above, beside = torch.tensor(near, device=device).unbind(1)
+        column = torch.arange(cols, device=device)[:, None] + beside
         inside = (column >= 0) & (column < cols)
-        return rows * cols - right - 1, inside * (self.policy.radius - rows + 1)
+        return above * cols - beside - 1, inside * (self.policy.radius - above + 1)
 
     def adapt(self, size: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """One step of the policy from depth and width [B, 2]: depth and width [B] (int64), clamped

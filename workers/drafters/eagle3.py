@@ -341,13 +341,12 @@ def _own_vocabulary(
         )
     out = {name: value for name, value in tensors.items() if name not in ("d2t", "t2d")}
     head = tensors["lm_head.weight"]
+    rows = len(head)
     offsets = tensors.get("d2t")
-    drafted = tensors.get("t2d")
     listed = next(
         (name for name in ("t2d", "embed_tokens.weight") if name in tensors), "lm_head.weight"
     )
     count = len(tensors[listed])
-    rows = len(head)
     # d2t alone: it says which tokens are drafted
     if listed == "lm_head.weight" and offsets is not None:
         if vocabulary is None and target.transformer.config.rope == "line":
@@ -368,30 +367,50 @@ def _own_vocabulary(
         out["embed_tokens.weight"] = tensors["embed_tokens.weight"][codes]
     ids = torch.arange(rows)
     if rows != count:
-        if offsets is None or offsets.shape != ids.shape or offsets.dtype not in _INTEGERS:
-            raise WeightsError(
-                f"{path}: d2t must have an integer for each of the {rows} rows of lm_head.weight"
-            )
-        ids = ids if offsets.is_meta else ids + offsets.cpu()
-        out_of_range = (ids < 0) | (ids >= count)
-        if bool(out_of_range.any()) or len(set(ids.tolist())) < rows:
-            raise WeightsError(
-                f"{path}: d2t must give every draft token another one of {count} tokens"
-            )
-        is_known = drafted is None or drafted.is_meta or offsets.is_meta
-        if (
-            drafted is not None
-            and not is_known
-            and not torch.equal(drafted.cpu().nonzero()[:, 0], ids.sort().values)
-        ):
-            raise WeightsError(
-                f"{path}: t2d and d2t name different tokens; give the files of one drafter"
-            )
+        ids = _drafted_ids(path, offsets, tensors.get("t2d"), rows, count)
     ids = ids - codes.start
     kept = (ids >= 0) & (ids < target.vocab_size)
     if not bool(kept.any()):
         raise WeightsError(
             f"{path}: d2t covers none of the target's image codes; it was made for another target"
         )
-    out["lm_head.weight"], out["ids"] = (head, ids) if bool(kept.all()) else (head[kept], ids[kept])
+    if not bool(kept.all()):
+        head = head[kept]
+        ids = ids[kept]
+    out["lm_head.weight"] = head
+    out["ids"] = ids
     return out
+
+
+def _drafted_ids(
+    path: Path, offsets: Tensor | None, drafted: Tensor | None, rows: int, count: int
+) -> Tensor:
+    """Each draft token's id [rows] in a vocabulary of `count` tokens.
+
+    Args:
+        path: of the drafter, for messages.
+        offsets: d2t, each draft token's id minus its row [rows]. On the meta device they are 0.
+        drafted: t2d, which tokens are drafted [count]; None: the file has none.
+        rows: number of draft tokens.
+        count: number of the target's tokens.
+
+    Raises:
+        WeightsError: the two are missing, damaged, or contradict each other.
+    """
+    ids = torch.arange(rows)
+    if offsets is None or offsets.shape != ids.shape or offsets.dtype not in _INTEGERS:
+        raise WeightsError(
+            f"{path}: d2t must have an integer for each of the {rows} rows of lm_head.weight"
+        )
+    if not offsets.is_meta:
+        ids = ids + offsets.cpu()
+    out_of_range = (ids < 0) | (ids >= count)
+    if bool(out_of_range.any()) or len(set(ids.tolist())) < rows:
+        raise WeightsError(f"{path}: d2t must give every draft token another one of {count} tokens")
+    if drafted is None or drafted.is_meta or offsets.is_meta:
+        return ids
+    if not torch.equal(drafted.cpu().nonzero()[:, 0], ids.sort().values):
+        raise WeightsError(
+            f"{path}: t2d and d2t name different tokens; give the files of one drafter"
+        )
+    return ids

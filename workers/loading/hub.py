@@ -60,18 +60,17 @@ class HubFile:
             ValueError: not of the form hf://ORG/REPO[/FILE][@REVISION].
         """
         found = _REFERENCE.fullmatch(text)
-        groups = ("", "", "") if found is None else found.group("repo", "file", "revision")
-        steps = [step for path in groups[1:] if path for step in path.split("/")]
-        if (
-            found is None
-            or {"", ".", ".."}.intersection(steps)
-            or re.search(r"--|\.\.", found["repo"])
-        ):
-            raise ValueError(
-                f"{text}: must be hf://ORG/REPO or hf://ORG/REPO/FILE; @REVISION may stand at "
-                "the end"
-            )
-        return cls(found["repo"], found["file"] or "", found["revision"] or "")
+        if found is not None:
+            repo, file, revision = (part or "" for part in found.group("repo", "file", "revision"))
+            steps: list[str] = []
+            for path in (file, revision):
+                if path:
+                    steps += path.split("/")
+            if not {"", ".", ".."}.intersection(steps) and not re.search(r"--|\.\.", repo):
+                return cls(repo, file, revision)
+        raise ValueError(
+            f"{text}: must be hf://ORG/REPO or hf://ORG/REPO/FILE; @REVISION may stand at the end"
+        )
 
     def __str__(self) -> str:
         file = f"/{self.file}" if self.file else ""

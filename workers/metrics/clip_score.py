@@ -41,10 +41,8 @@ PAD = 0
 START = 1
 STOP = 3
 _FUNCTION_WORDS = ("a", "at", "background", "of", "on", "the")
-_SLOT_WORDS = {word for _, values in SLOTS for value in values for word in value.split()} - {
-    "none",
-    "alone",
-}
+_SLOT_WORDS = set(" ".join(value for _, values in SLOTS for value in values).split())
+_SLOT_WORDS -= {"none", "alone"}
 WORDS = ("<pad>", "<start>", "<unused>", "<stop>", *sorted(_SLOT_WORDS.union(_FUNCTION_WORDS)))
 
 

@@ -34,7 +34,11 @@ def weight_keys(metrics: Collection[str] = ()) -> PluginNames:
 def required_inputs(names: Collection[str]) -> set[str]:
     """The union of these metrics' needs; unknown names have none."""
     metrics = METRICS.all()
-    return {need for name in names if name in metrics for need in metrics[name].needs}
+    needs: set[str] = set()
+    for name in names:
+        if name in metrics:
+            needs.update(metrics[name].needs)
+    return needs
 
 
 def uses_timings(names: Collection[str]) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from workers.models.checkpoint_files import (
+    Tensors,
     WeightsError,
     is_shapes_only,
     load_tensors,
@@ -45,19 +46,7 @@ def load_pretrained(
             or unknown.
     """
     folder = Path(folder)
-    keys = read_json_object(folder / "config.json")
-    found = keys.get("model_type")
-    expected = model_class.config_class.model_type
-    if foreign := FOREIGN_CONFIGS.get(str(found)):
-        raise WeightsError(f"{folder / 'config.json'}: {foreign.kind}: {foreign.fix}")
-    if found != expected:
-        raise WeightsError(
-            f"{folder / 'config.json'}: a {found!r}, not a {expected!r}: it is of another family"
-        )
-    if "quantization_config" in keys:
-        raise WeightsError(
-            f"{folder / 'config.json'}: quantised (quantization_config); give the original model"
-        )
+    _check_config(folder, model_class.config_class.model_type)
     # its messages name what is damaged or missing; the library raises a traceback
     tensors = load_tensors(folder)
     try:
@@ -66,7 +55,7 @@ def load_pretrained(
             model = model_class(config)
     except Exception as error:  # its validation raises errors of several libraries
         raise WeightsError(
-            f"{folder / 'config.json'}: not a valid {expected} config: "
+            f"{folder / 'config.json'}: not a valid {model_class.config_class.model_type} config: "
             f"{str(error).partition(chr(10))[0]}"
         ) from error
     slots = model.state_dict()
@@ -76,34 +65,62 @@ def load_pretrained(
     )
     _check_report(folder, _compare(model, tensors, renamed))
     if not is_shapes_only():
-        state = {name: with_wide_floats(value) for name, value in tensors.items()}
-        is_changed = tensors.is_renamed or any(state[name] is not tensors[name] for name in state)
-        # the library would not find it
-        is_changed |= any(file.suffix.isupper() for file in folder.iterdir())
-        if "float8" in str(config.dtype):  # the library would make its parameters in that type
-            config.dtype = None
-        try:
-            with _silent_library():
-                model, report = model_class.from_pretrained(
-                    None if is_changed else folder, state_dict=state if is_changed else None,
-                    config=config, local_files_only=True, dtype="auto", attn_implementation="sdpa",
-                    output_loading_info=True, ignore_mismatched_sizes=True,
-                )  # fmt: skip
-        except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-            raise WeightsError(
-                f"{folder}: cannot be loaded: {str(error).partition(chr(10))[0]}"
-            ) from error
-        _check_report(folder, report)
-        if broken := [
-            name for name, value in model.named_parameters() if not bool(value.isfinite().all())
-        ]:
-            raise WeightsError(
-                f"{folder}: {preview(broken)}: NaN or infinite values; the files are damaged"
-            )
+        model = _load_values(folder, model_class, config, tensors)
     for name, parameter in model.named_parameters():
         if not keep or keep not in name:
             parameter.data = parameter.data.to(dtype)
     return model.eval()
+
+
+def _check_config(folder: Path, expected: str) -> None:
+    """WeightsError unless config.json is that of an original model of the `expected` type."""
+    file = folder / "config.json"
+    keys = read_json_object(file)
+    found = keys.get("model_type")
+    if foreign := FOREIGN_CONFIGS.get(str(found)):
+        raise WeightsError(f"{file}: {foreign.kind}: {foreign.fix}")
+    if found != expected:
+        raise WeightsError(f"{file}: a {found!r}, not a {expected!r}: it is of another family")
+    if "quantization_config" in keys:
+        raise WeightsError(f"{file}: quantised (quantization_config); give the original model")
+
+
+def _load_values(folder: Path, model_class: Any, config: Any, tensors: Tensors) -> Any:
+    """The model with the folder's values, read by the library.
+
+    Raises:
+        WeightsError: the library cannot load it, or values are not finite.
+    """
+    state = {name: with_wide_floats(value) for name, value in tensors.items()}
+    is_changed = tensors.is_renamed or any(state[name] is not tensors[name] for name in state)
+    # the library would not find it
+    is_changed |= any(file.suffix.isupper() for file in folder.iterdir())
+    if "float8" in str(config.dtype):  # the library would make its parameters in that type
+        config.dtype = None
+    try:
+        with _silent_library():
+            model, report = model_class.from_pretrained(
+                None if is_changed else folder,
+                state_dict=state if is_changed else None,
+                config=config,
+                local_files_only=True,
+                dtype="auto",
+                attn_implementation="sdpa",
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+            )
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise WeightsError(
+            f"{folder}: cannot be loaded: {str(error).partition(chr(10))[0]}"
+        ) from error
+    _check_report(folder, report)
+    if broken := [
+        name for name, value in model.named_parameters() if not bool(value.isfinite().all())
+    ]:
+        raise WeightsError(
+            f"{folder}: {preview(broken)}: NaN or infinite values; the files are damaged"
+        )
+    return model
 
 
 def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[str, list[str]]:

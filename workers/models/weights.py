@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -214,57 +214,30 @@ def load_weights(
     slots = module.state_dict(keep_vars=True)
     names = set(tensors)
     found = {slot: _find_sources(slot, mappings, names) for slot in slots}
-    used = {source for _, sources in found.values() for source in sources}
-    floating = {
-        name
-        for slot, (_, sources) in found.items()
-        if slots[slot].is_floating_point()
-        for name in sources
-    }
+    floating: set[str] = set()
+    for slot, (_, sources) in found.items():
+        if slots[slot].is_floating_point():
+            floating.update(sources)
     check_dtypes(tensors, [name for name in tensors if name in floating], where=where)
-    lines = (
-        line
-        for slot, (_, sources) in found.items()
-        for line in _describe_missing(slot, sources, names)
-    )
-    missing = list(dict.fromkeys(lines))
-    unused = [
-        _pattern(source)
-        for mapping in mappings
-        if mapping.target is None
-        for source in mapping.sources
-    ]
-    extra = [
-        name
-        for name in tensors
-        if name not in used and not any(rule.fullmatch(name) for rule in unused)
-    ]
-    if missing or extra:
-        raise WeightsError(f"{where}: {_mismatch(missing, extra, tensors)}")
+    _check_names(tensors, {slot: sources for slot, (_, sources) in found.items()}, mappings, where)
     values = {}
     for target, (merge, sources) in found.items():
         slot = slots[target]
         label = " + ".join(sources)
-        parts = [with_wide_floats(tensors[name]) for name in sources]
-        if merge:
-            value = merge(parts)
-        else:
-            value = parts[0] if len(parts) == 1 else torch.cat(parts)
+        value = _merged([with_wide_floats(tensors[name]) for name in sources], merge)
         if value.shape != slot.shape:
             raise WeightsError(
                 f"{where}: {label} has shape {list(value.shape)}, {target} needs "
                 f"{list(slot.shape)}: the file is of another size than "
                 f"requested{describe_contents(tensors)}"
             )
-        if slot.is_meta or not value.is_meta:
-            kind = dtype if slot.is_meta and slot.is_floating_point() else slot.dtype
-            values[target] = value.to(kind, copy=True, memory_format=torch.contiguous_format)
-            if (
-                kind.is_floating_point
-                and not value.is_meta
-                and not bool(values[target].isfinite().all())
-            ):
-                raise WeightsError(f"{where}: {label} {_describe_infinite(value, kind)}")
+        if value.is_meta and not slot.is_meta:
+            continue
+        kind = dtype if slot.is_meta and slot.is_floating_point() else slot.dtype
+        values[target] = value.to(kind, copy=True, memory_format=torch.contiguous_format)
+        has_values = kind.is_floating_point and not value.is_meta
+        if has_values and not bool(values[target].isfinite().all()):
+            raise WeightsError(f"{where}: {label} {_describe_infinite(value, kind)}")
     created = any(slot.is_meta for slot in slots.values())
     module.load_state_dict(values, strict=False, assign=created)
     unset = [
@@ -275,15 +248,57 @@ def load_weights(
     assert not unset or is_shapes_only(), f"still without storage: {unset}"
 
 
+def _merged(parts: list[Tensor], merge: Merge | None) -> Tensor:
+    """A tensor of the module from its sources; without `merge`, they are concatenated."""
+    if merge:
+        return merge(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _check_names(
+    tensors: Mapping[str, Tensor],
+    sources_of: Mapping[str, list[str]],
+    mappings: Sequence[KeyMapping],
+    where: str | Path,
+) -> None:
+    """WeightsError if the checkpoint lacks a source of the module's tensors, or has a tensor that
+    no mapping knows.
+    """
+    names = set(tensors)
+    used: set[str] = set()
+    missing: dict[str, None] = {}  # in order, each once
+    for slot, sources in sources_of.items():
+        used.update(sources)
+        missing |= dict.fromkeys(_describe_missing(slot, sources, names))
+    unused: list[re.Pattern[str]] = []
+    for mapping in mappings:
+        if mapping.target is None:
+            unused += map(_pattern, mapping.sources)
+    extra = [
+        name
+        for name in tensors
+        if name not in used and not any(rule.fullmatch(name) for rule in unused)
+    ]
+    if missing or extra:
+        raise WeightsError(f"{where}: {_mismatch(list(missing), extra, tensors)}")
+
+
 def source_names(module: nn.Module, mappings: Sequence[KeyMapping]) -> set[str]:
     """The names that a checkpoint may have for the tensors of `module`; see `load_tensors`."""
-    return {
-        _substitute(source, match)
-        for slot in module.state_dict()
-        for mapping in mappings
-        if mapping.target is not None and (match := _pattern(mapping.target).fullmatch(slot))
-        for source in mapping.sources
-    }
+    names: set[str] = set()
+    for slot in module.state_dict():
+        for mapping, match in _mappings_to(slot, mappings):
+            names.update(_substitute(source, match) for source in mapping.sources)
+    return names
+
+
+def _mappings_to(
+    slot: str, mappings: Sequence[KeyMapping]
+) -> Iterator[tuple[KeyMapping, re.Match[str]]]:
+    """The mappings to a tensor of the module, each with the match of its target's template."""
+    for mapping in mappings:
+        if mapping.target is not None and (match := _pattern(mapping.target).fullmatch(slot)):
+            yield mapping, match
 
 
 @lru_cache(maxsize=4096)
@@ -314,8 +329,7 @@ def _find_sources(
     """
     candidates = [
         (mapping.merge, [_substitute(source, match) for source in mapping.sources])
-        for mapping in mappings
-        if mapping.target is not None and (match := _pattern(mapping.target).fullmatch(slot))
+        for mapping, match in _mappings_to(slot, mappings)
     ]
     present = (candidate for candidate in candidates if not names.isdisjoint(candidate[1]))
     return next(present, candidates[0] if candidates else (None, [slot]))

@@ -212,11 +212,7 @@ def train(
     # on the device; copied to the host rarely, because a copy waits for the device
     losses: list[Tensor] = []
     for step in range(run.steps, config.steps):
-        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
-        with torch.autocast(run.device.type, torch.bfloat16, enabled=run.dtype == torch.bfloat16):
-            loss = loss_of(batch_indices(config.seed, step, config.batch, size), generator)
-        loss.backward()  # type: ignore[no-untyped-call]
-        losses.append(loss.detach())
+        losses.append(run.backward(loss_of, size, step))
         group.average([losses[-1], *(p.grad for p in run.trainable if p.grad is not None)])
         run.update(step)
         saving = (step + 1) % config.save_every == 0 or step + 1 == config.steps
@@ -228,13 +224,14 @@ def train(
             run.copy_untrained()
             if on_save is not None:
                 figures = on_save(run.average)
-                log(
-                    f"{name} step {step + 1} held out: "
-                    + ", ".join(f"{k} {v:.4f}" for k, v in figures.items())
-                )
+                log(f"{name} step {step + 1} held out: {_figures_text(figures)}")
                 run.record([{"step": step + 1, **figures}])
             run.store(checkpoint)
     return run.average, run.entries
+
+
+def _figures_text(figures: Figures) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
 
 
 class Pace:
@@ -307,6 +304,16 @@ class _Run(Generic[Model]):
         for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
             group["peak_lr"] = group["lr"]
         self.averaged: list[Tensor] = [p for p in self.average.parameters() if p.requires_grad]
+
+    def backward(self, loss_of: LossFunction, size: int, step: int) -> Tensor:
+        """The loss of a step on `size` examples, whose gradients are added to the parameters'."""
+        config = self.config
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + step)
+        is_mixed = self.dtype == torch.bfloat16
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=is_mixed):
+            loss = loss_of(batch_indices(config.seed, step, config.batch, size), generator)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
 
     def update(self, step: int) -> None:
         """One step of the optimisers and of the averaged weights, from the parameters'

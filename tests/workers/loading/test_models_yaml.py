@@ -28,7 +28,8 @@ from workers.loading.models_yaml import (
 )
 from workers.models.checkpoint_files import WeightsError, collect_notes, content_hash, shapes_only
 from workers.models.families.catalogue import FAMILIES, Family
-from workers.models.families.llamagen import SIZES, FlanT5XLShapes, LlamaGen
+from workers.models.families.llamagen import SIZES, LlamaGen
+from workers.models.families.llamagen_prompts import FlanT5XLShapes
 from workers.models.families.lumina import Lumina
 from workers.models.families.scenes import BUILTIN
 from workers.models.target import Target

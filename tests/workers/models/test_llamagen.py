@@ -34,10 +34,9 @@ from workers.models.families.llamagen import (
     CLASS_SAMPLING,
     SIZES,
     TEXT_SAMPLING,
-    ClassConditioner,
     LlamaGen,
-    pad_left,
 )
+from workers.models.families.llamagen_prompts import ClassConditioner, pad_left
 from workers.models.target import Target
 from workers.models.text import T5Encoder, clean_caption
 from workers.models.transformer import Transformer, TransformerConfig
