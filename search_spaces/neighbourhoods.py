@@ -40,31 +40,25 @@ CHUNK = 1 << 22  # elements of the largest temporary that `all_masses` makes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NeighbourTables:
-    """Lookup tables of neighbourhoods.
+    """Lookup tables of neighbourhoods."""
 
-    neighbours [V, >= k], int32 or int64: row x starts with x itself, then the others by increasing
-    distance. codebook [V, d]: the codebook as it is decoded (l2-normalised where the codec
-    normalises). ranking [B, V], int32 or int64: the tokens of every row of r, least likely first,
-    ties by index, if it is known.
-    """
-
+    # [V, >= k], int32 or int64: row x starts with x itself, then the others by increasing distance.
     neighbours: Tensor | None = None
+    # [V, d] the codebook as it is decoded (l2-normalised where the codec normalises).
     codebook: Tensor | None = None
+    # [B, V], int32 or int64: the tokens of every row of r, least likely first, ties by index, if it
+    # is known.
     ranking: Tensor | None = None
 
 
 class NeighbourhoodMass(NamedTuple):
-    """The mass that a neighbourhood counts for the drafted tokens x [B].
+    """The mass that a neighbourhood counts for the drafted tokens x [B]."""
 
-    target [B]: S_r(x). proposal [B]: its denominator, p(x), or p's mass on x's group for grouped
-    rules; 0 where p(x) is 0. members [B, K], admitted [B, K]: the candidate neighbours without x
-    itself, and which of them are counted.
-    """
-
-    target: Tensor
+    target: Tensor  # [B] S_r(x)
+    # [B] the denominator: p(x), or p's mass on x's group for grouped rules; 0 where p(x) is 0.
     proposal: Tensor
-    members: Tensor | None = None
-    admitted: Tensor | None = None
+    members: Tensor | None = None  # [B, K] the candidate neighbours without x itself
+    admitted: Tensor | None = None  # [B, K] which of the candidates are counted
 
     def without_neighbours(self, probs: Tensor) -> Tensor:
         """The probs [B, V] with the admitted neighbours' entries set to 0."""
@@ -97,17 +91,14 @@ class FusedBound(NamedTuple):
 class Neighbourhood(Params, ABC):
     """The mass S_r(x) of a drafted token: `mass` for one token per row, `all_masses` for the whole
     vocabulary.
-
-    never_stricter: S_r(x) >= r(x) and the denominator is p(x), so that with a relaxation budget
-    omega >= 1 (see `schedules`) no token is accepted less often than by the exact rule.
-    reads_codebook: `NeighbourTables.codebook` is needed. reads_ranking: `NeighbourTables.ranking`
-    saves time.
     """
 
     __slots__ = ()
+    # S_r(x) >= r(x) and the denominator is p(x), so that with a relaxation budget omega >= 1 (see
+    # `schedules`) no token is accepted less often than by the exact rule.
     never_stricter: ClassVar[bool] = True
-    reads_codebook: ClassVar[bool] = False
-    reads_ranking: ClassVar[bool] = False
+    reads_codebook: ClassVar[bool] = False  # `NeighbourTables.codebook` is needed
+    reads_ranking: ClassVar[bool] = False  # `NeighbourTables.ranking` saves time
 
     def __post_init__(self) -> None:
         super().__post_init__()

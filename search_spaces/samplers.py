@@ -17,19 +17,17 @@ from search_spaces.plugins import Registry, caller_module
 
 @dataclass(frozen=True, slots=True)
 class SamplerChoice:
-    """A sampler.
+    """A sampler."""
 
-    implementation: "module:Class" of the Optuna sampler. defaults: its arguments where
-    `search.options` gives none. stateful: it keeps more than the finished trials (a generation, the
-    position in a sequence), so a resumed search must ask it for every trial again. max_seed: the
-    largest seed that the class takes. from_pool: it chooses among settings that replay predicts
-    beside the first trials (see `PoolOptions`); its class also takes `pool`.
-    """
-
-    implementation: str
+    implementation: str  # "module:Class" of the Optuna sampler
+    # Its arguments where `search.options` gives none.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    # It keeps more than the finished trials (a generation, the position in a sequence), so a
+    # resumed search must ask it for every trial again.
     stateful: bool = False
-    max_seed: int = 2**32 - 1
+    max_seed: int = 2**32 - 1  # the largest seed that the class takes
+    # It chooses among settings that replay predicts beside the first trials (see `PoolOptions`);
+    # its class also takes `pool`.
     from_pool: bool = False
 
 

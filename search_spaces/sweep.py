@@ -85,11 +85,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """A sweep. metrics None: all that the models allow. torchmetrics: the entries of those that are
-    classes of torchmetrics, by name. racing None: all trials take all captions. sampling None: the
-    target's default, for the baseline and every other config. document: what it was read from, None
-    for plain data.
-    """
+    """A sweep."""
 
     name: str
     about: str
@@ -99,16 +95,18 @@ class SweepConfig:
     seed: int
     quality: Quality
     timing: Timing
-    metrics: tuple[str, ...] | None
+    metrics: tuple[str, ...] | None  # None: all that the models allow
+    # The entries of metrics that are classes of torchmetrics, by name.
     torchmetrics: Mapping[str, Mapping[str, Any]]
     objectives: tuple[Objective, ...]
     constraints: tuple[Constraint, ...]
     search: Search
-    racing: Racing | None
+    racing: Racing | None  # None: all trials take all captions
     budget: Budget
     enqueue: tuple[Enqueued, ...]
-    sampling: Sampling | None
+    sampling: Sampling | None  # for the baseline and every other config; None: the target's default
     space: Space
+    # What it was read from; None for plain data.
     document: Document | None = field(default=None, compare=False, repr=False)
 
     @property

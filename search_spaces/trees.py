@@ -43,17 +43,13 @@ Paths = tuple[tuple[int, ...], ...]
 class StaticTree:
     """A fixed draft tree of N nodes in level order: parents before children, siblings side by side
     by rank.
-
-    parents [N]: node of the parent, -1 for the root. depth [N]: 1-based level. rank [N]: order
-    among siblings, from 0. levels [L]: nodes of each level. paths [N]: sibling ranks from root to
-    node.
     """
 
-    parents: tuple[int, ...]
-    depth: tuple[int, ...]
-    rank: tuple[int, ...]
-    levels: tuple[tuple[int, ...], ...]
-    paths: Paths
+    parents: tuple[int, ...]  # [N] node of the parent, -1 for the root
+    depth: tuple[int, ...]  # [N] 1-based level
+    rank: tuple[int, ...]  # [N] order among siblings, from 0
+    levels: tuple[tuple[int, ...], ...]  # [L] nodes of each level
+    paths: Paths  # [N] sibling ranks from root to node
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> StaticTree:
@@ -156,17 +152,15 @@ class FixedShape(NamedTuple):
 
 
 class TreePolicy(Params, ABC):
-    """What is drafted in a pass.
-
-    implementation: "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is
-    needed. adapts_to_rule: the tree's size follows from what was accepted before, and with it the
-    cost of a step. size_map: "module:Class" of the `workers.decoding.adjacency.SizeMap` by which
-    such a tree's size follows; replay needs it to predict the policy.
-    """
+    """What is drafted in a pass."""
 
     __slots__ = ()
+    # "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is needed.
     implementation: ClassVar[str]
+    # The tree's size follows from what was accepted before, and with it the cost of a step.
     adapts_to_rule: ClassVar[bool] = False
+    # "module:Class" of the `workers.decoding.adjacency.SizeMap` by which such a tree's size
+    # follows; replay needs it to predict the policy.
     size_map: ClassVar[str] = ""
 
     def __post_init__(self) -> None:

@@ -20,18 +20,13 @@ if TYPE_CHECKING:
 
 
 class ChainTests(NamedTuple):
-    """What a chain's drafts are accepted by.
+    """What a chain's drafts are accepted by."""
 
-    eligible [B, N]: whether a draft may be accepted; a prefix of the chain. tokens [B, N]. ratios
-    [B, N]: the rule's; 0 where p(x) is 0 or the draft is not eligible. target [B, N, V]: q.
-    proposal [B, N, V]: p; None: the drafts were chosen, so p is 1 at them.
-    """
-
-    eligible: Tensor
-    tokens: Tensor
-    ratios: Tensor
-    target: Tensor
-    proposal: Tensor | None
+    eligible: Tensor  # [B, N] whether a draft may be accepted; a prefix of the chain
+    tokens: Tensor  # [B, N]
+    ratios: Tensor  # [B, N] the rule's ratios; 0 where p(x) is 0 or the draft is not eligible
+    target: Tensor  # [B, N, V] q
+    proposal: Tensor | None  # [B, N, V] p; None: the drafts were chosen, so p is 1 at them
 
 
 class Lengths(NamedTuple):
@@ -48,19 +43,18 @@ class Lengths(NamedTuple):
 
 
 class Verification(Params, ABC):
-    """How many drafts of a chain are accepted.
-
-    exact: with the exact rule and fresh drafts, tokens follow the target's distribution.
-    reads_later_drafts: whether a draft is accepted depends on the drafts behind it. Then the rule
-    must be exact, the tree a chain, and the drafts of a pass need random numbers that no earlier
-    pass has used. Otherwise each draft is tested alone, by its ratio and a number of its own, and
-    `lengths` is not called. implementation: "module:Class" of a drafting around the tree policy's
-    own, which decides what is not verified; "" if all drafts are.
-    """
+    """How many drafts of a chain are accepted."""
 
     __slots__ = ()
+    # With the exact rule and fresh drafts, tokens follow the target's distribution.
     exact: ClassVar[bool]
+    # Whether a draft is accepted depends on the drafts behind it. Then the rule must be exact, the
+    # tree a chain, and the drafts of a pass need random numbers that no earlier pass has used.
+    # Otherwise each draft is tested alone, by its ratio and a number of its own, and `lengths` is
+    # not called.
     reads_later_drafts: ClassVar[bool] = True
+    # "module:Class" of a drafting around the tree policy's own, which decides what is not verified;
+    # "" if all drafts are.
     implementation: ClassVar[str] = ""
 
     @property

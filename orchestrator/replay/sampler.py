@@ -44,26 +44,23 @@ class PoolExhausted(ValueError):
 class SettingsPool:
     """N settings that a sampler chooses from.
 
-    params: each one's parameters in an Optuna study. features [N, d]: the numbers that describe it.
     In a conditional space settings of different branches share few parameters. What replay predicts
     of them is the same for all: how many passes an image takes, how much is drafted in them, and
     how far the emitted tokens are from the target's. Measured objectives are smooth functions of
     these numbers.
-
-    guesses [N, g]: of the objectives, less is better; the first trials come from their front.
-    outside: features [d] of settings that no parameters describe, by their digest. enqueued: number
-    of settings of the pool that run in any case.
 
     Raises:
         ValueError: the lengths differ, a feature is not finite, or two settings have the same
             parameters.
     """
 
-    params: Sequence[Mapping[str, Any]]
-    features: Floats
+    params: Sequence[Mapping[str, Any]]  # each setting's parameters in an Optuna study
+    features: Floats  # [N, d] the numbers that describe a setting
+    # [N, g] guesses of the objectives, less is better; the first trials come from their front.
     guesses: Floats | None = None
+    # Features [d] of settings that no parameters describe, by their digest.
     outside: Mapping[str, Floats] = field(default_factory=dict)
-    enqueued: int = 0
+    enqueued: int = 0  # number of settings of the pool that run in any case
     _rows: dict[Hashable, int] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:

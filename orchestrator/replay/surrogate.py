@@ -34,17 +34,15 @@ _FIT_TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Observations:
-    """Measured settings. features [n, d]. values [n, m]: of objectives with `directions`. errors
-    [n, m]: their standard errors, NaN where they are not known. violations [n, c]: of constraints,
-    met at 0 or less. reference [m]: the point that bounds the hypervolume; None: a tenth of each
-    objective's range worse than the worst value.
-    """
+    """Measured settings."""
 
-    features: Floats
-    values: Floats
-    errors: Floats
-    violations: Floats
-    directions: Sequence[str]
+    features: Floats  # [n, d]
+    values: Floats  # [n, m] of the objectives
+    errors: Floats  # [n, m] standard errors of the values, NaN where they are not known
+    violations: Floats  # [n, c] violations of constraints, met at 0 or less
+    directions: Sequence[str]  # of the m objectives
+    # [m] the point that bounds the hypervolume; None: a tenth of each objective's range worse than
+    # the worst value.
     reference: Floats | None = None
 
     @property

@@ -36,14 +36,11 @@ _FIX = (
 
 
 class Extractor(Protocol):
-    """A feature extractor. name: the ending of its column's name in the file, if it is an
-    additional extractor. identity: its architecture and the hash of its weights. width: the number
-    of features.
-    """
+    """A feature extractor."""
 
-    name: str
-    identity: str
-    width: int
+    name: str  # the ending of its column's name in the file, if it is an additional extractor
+    identity: str  # its architecture and the hash of its weights
+    width: int  # number of features
 
     def extract(self, images: Tensor) -> Tensor:
         """Features [n, width], float32 on the CPU, of images [n, 3, size, size] in [0, 1]."""
@@ -254,18 +251,13 @@ def _check_count(count: int, width: int, source: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RealImages:
-    """Real images at the model's size. resize: the rule by which they were resized. paths: their
-    files, if any.
+    """Real images at the model's size."""
 
-    describe: their name and content hash, for which all files are read. batch: positions to images
-    [n, 3, size, size] in [0, 1].
-    """
-
-    resize: str
+    resize: str  # the rule by which they were resized
     count: int
-    describe: Callable[[], str]
-    batch: Callable[[range], Tensor]
-    paths: Sequence[Path] = ()
+    describe: Callable[[], str]  # gives their name and content hash, for which all files are read
+    batch: Callable[[range], Tensor]  # gives images [n, 3, size, size] in [0, 1] at positions
+    paths: Sequence[Path] = ()  # their files, if any
 
     def batches(self) -> Iterator[Tensor]:
         for start in range(0, self.count, _BATCH):

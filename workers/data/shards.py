@@ -97,17 +97,13 @@ def _parsed(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Experiment(Serializable):
-    """Everything that all results of a sweep depend on, apart from the decoding config.
+    """Everything that all results of a sweep depend on, apart from the decoding config."""
 
-    models, extractors: name -> content hash or identity. captions: their hash. precision: e.g.
-    "float32".
-    """
-
-    models: Mapping[str, str]
-    captions: str
+    models: Mapping[str, str]  # content hash by name
+    captions: str  # their hash
     seed: int
-    extractors: Mapping[str, str]
-    precision: str
+    extractors: Mapping[str, str]  # identity by name
+    precision: str  # such as "float32"
     kind: ClassVar[str] = "experiment"
 
     def digest(self) -> str:

@@ -29,23 +29,20 @@ from workers.decoding.tree import DraftTree, gather_rows, row_starts, with_root
 
 @dataclass(slots=True)
 class AcceptResult:
-    """The outcome of a pass for B rows. W = deepest level reached + 1.
+    """The outcome of a pass for B rows. W = deepest level reached + 1."""
 
-    path [B, W]: tree slots, root first, then the accepted nodes; entries past a row's own length
-    repeat its last slot. None: the first W slots, as in any chain. tokens [B, W]: accepted drafts,
-    then the resampled or bonus token at index num_accepted; undefined after it. num_accepted [B]:
-    accepted drafts; `num_emitted` = num_accepted + 1. next_root [B]: the resampled or bonus token.
-    nonfinite [B]: the probs it was sampled from were not finite. probs [B, N+1, V]: the target's
-    after each slot of a chain; None: not computed.
-    """
-
+    # [B, W] tree slots, root first, then the accepted nodes; entries past a row's own length repeat
+    # its last slot. None: the first W slots, as in any chain.
     path: Tensor | None
+    # [B, W] accepted drafts, then the resampled or bonus token at index num_accepted; undefined
+    # after it.
     tokens: Tensor
-    num_accepted: Tensor
-    next_root: Tensor
-    nonfinite: Tensor
+    num_accepted: Tensor  # [B] accepted drafts
+    next_root: Tensor  # [B] the resampled or bonus token
+    nonfinite: Tensor  # [B] the probs that it was sampled from were not finite
+    # [B, N+1, V] the target's after each slot of a chain; None: not computed.
     probs: Tensor | None = None
-    num_emitted: Tensor = field(init=False)
+    num_emitted: Tensor = field(init=False)  # [B] num_accepted + 1
 
     def __post_init__(self) -> None:
         self.num_emitted = self.num_accepted + 1

@@ -18,20 +18,17 @@ from workers.models.target import Target
 
 
 class _Layout(NamedTuple):
-    """What all trees of one depth and width share.
+    """What all trees of one depth and width share."""
 
-    first_ids [1 + (depth-1) * width]: the root's id, the ids of the first level's candidates, and
-    for each further level that is expanded the first candidate's id, `width` times. Ids count the
-    candidates level by level; the root's follows them. zeros [1, 1 + width]. level [depth, 1, 1].
-    rank [width, width]: the larger of a parent's rank in its level and a child's among its
-    siblings. levels [1]: the depth.
-    """
-
+    # [1 + (depth-1) * width] the root's id, the ids of the first level's candidates, and for each
+    # further level that is expanded the first candidate's id, `width` times. Ids count the
+    # candidates level by level; the root's follows them.
     first_ids: Tensor
-    zeros: Tensor
-    level: Tensor
+    zeros: Tensor  # [1, 1 + width]
+    level: Tensor  # [depth, 1, 1]
+    # [width, width] the larger of a parent's rank in its level and a child's among its siblings.
     rank: Tensor
-    levels: Tensor
+    levels: Tensor  # [1] the depth
 
 
 @constant

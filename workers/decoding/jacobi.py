@@ -229,21 +229,18 @@ class JacobiWindow(Drafting[AnyBatch]):
 
 @dataclass(frozen=True, slots=True)
 class _Branches:
-    """Where the nodes of a window that branches come from. Its first `levels` levels have siblings,
-    `width` at most.
+    """Where the nodes of a window that branches come from."""
 
-    columns [nodes]: each node's column in the first path's drafts [N] and then the further ones
-    [levels * (width - 1)]. first_path [N]: its nodes. contexts [slots, N + 1]: below each slot, the
-    slot of each level whose probs serve that path: its first descendants, and the first path's
-    where it has none. slots [levels, V]: of random numbers.
-    """
-
-    levels: int
-    width: int
+    levels: int  # the first levels, which have siblings
+    width: int  # most siblings of a level
+    # [nodes] each node's column in the first path's drafts [N] and then the further ones [levels *
+    # (width - 1)].
     columns: Tensor
-    first_path: Tensor
+    first_path: Tensor  # [N] its nodes
+    # [slots, N + 1] below each slot, the slot of each level whose probs serve that path: its first
+    # descendants, and the first path's where it has none.
     contexts: Tensor
-    slots: Tensor
+    slots: Tensor  # [levels, V] slots of random numbers
 
     @classmethod
     def of(cls, tree: StaticTree, codes: int, device: torch.device) -> _Branches:

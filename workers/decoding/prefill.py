@@ -14,20 +14,15 @@ from workers.models.target import Prompt
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """One pass of the target over the prompts of n captions (R = streams x n transformer rows).
-
-    cached: where the keys and values are. features [R, P, D or taps * D]: what the drafter reads of
-    the target. keys [n]: keys of the images' random numbers. first_tokens [n]. nonfinite [n]: where
-    the probs that they were sampled from were not finite. seconds: one caption's share of the pass.
-    """
+    """One pass of the target over the prompts of n captions (R = streams x n transformer rows)."""
 
     prompt: Prompt
-    cached: CacheView
-    features: Tensor
-    keys: Tensor
-    first_tokens: Tensor
-    nonfinite: Tensor
-    seconds: float
+    cached: CacheView  # where the keys and values are
+    features: Tensor  # [R, P, D or taps * D] what the drafter reads of the target
+    keys: Tensor  # [n] keys of the images' random numbers
+    first_tokens: Tensor  # [n]
+    nonfinite: Tensor  # [n] where the probs that they were sampled from were not finite
+    seconds: float  # one caption's share of the pass
 
     def split(self, count: int) -> tuple[Prefill, Prefill | None]:
         """The first `count` captions, or all, and the others; None if there are no others."""

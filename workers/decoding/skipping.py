@@ -44,18 +44,16 @@ _DECAY = 0.9  # weight of a level's similarity over that of the level above
 
 @dataclass(slots=True, kw_only=True)
 class SkippedTree(DraftTree):
-    """A path in front of a tree. Slots: the root, `depth` of the path, the tree's nodes.
-
-    path [B, depth]: tokens. skipped [B]: how many of them are emitted unverified; 0 in rows whose
-    whole tree is verified, whose path does not exist. below: the tree that is verified. ahead: the
-    batch as it is behind the path. levels: drafted in this pass, by both trees; the first one's may
-    be more than the path's.
+    """A path in front of a tree. Slots: the root, `depth` of the path, the tree's nodes. Its
+    `levels` are drafted in this pass, by both trees; the first one's may be more than the path's.
     """
 
-    path: Tensor
+    path: Tensor  # [B, depth] tokens
+    # [B] how many of them are emitted unverified; 0 in rows whose whole tree is verified, whose
+    # path does not exist.
     skipped: Tensor
-    below: DraftTree
-    ahead: Batch
+    below: DraftTree  # the tree that is verified
+    ahead: Batch  # the batch as it is behind the path
 
 
 class SkippingDrafting(Drafting[Batch]):

@@ -19,17 +19,13 @@ from workers.models.masks import additive_mask
 
 @dataclass(slots=True)
 class TreeShape:
-    """The parent-child relations of a tree, derived once from the parents.
+    """The parent-child relations of a tree, derived once from the parents."""
 
-    parents [B|1, N]: node index, -1 = root. depth [B|1, N]: 1-based. mask [B|1, N+1, N+1]: True
-    where slot s attends to slot t (itself, an ancestor, or the root). children [B|1, N+1, C]: the
-    slot of a slot's child of rank c, 0 = none.
-    """
-
-    parents: Tensor
-    depth: Tensor
+    parents: Tensor  # [B|1, N] node index, -1 = root
+    depth: Tensor  # [B|1, N] 1-based
+    # [B|1, N+1, N+1] True where slot s attends to slot t (itself, an ancestor, or the root).
     mask: Tensor
-    children: Tensor
+    children: Tensor  # [B|1, N+1, C] the slot of a slot's child of rank c, 0 = none
     max_depth: int
     is_chain: bool = False  # every slot is the child of the slot before it
     offsets: Tensor = field(init=False)  # [B|1, N+1] each slot's distance from the root
@@ -122,26 +118,24 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class DraftTree:
-    """The drafts of one pass.
+    """The drafts of one pass."""
 
-    tokens [B, N]. exists [B, N]: False for a node that was not drafted (beyond the drafter's
-    support, or beyond the row's own depth or width). levels [B]: levels drafted for each row. probs
-    [B, M, V]: the distributions that children were sampled from, and probs_index [B|1, N+1]: which
-    of them the children of a slot were sampled from; None if the children were chosen and not
-    sampled (their proposal probability counts as 1). nonfinite [B]: the drafter gave a distribution
-    with NaNs (None: not checked). scores [B, N]: the log confidence by which a dynamic tree chose
-    its nodes. counts [B]: nodes that exist, if the policy knows it.
-    """
-
-    tokens: Tensor
+    tokens: Tensor  # [B, N]
+    # [B, N] False for a node that was not drafted (beyond the drafter's support, or beyond the
+    # row's own depth or width).
     exists: Tensor
     shape: TreeShape
-    levels: Tensor
+    levels: Tensor  # [B] levels drafted for each row
+    # [B, M, V] the distributions that children were sampled from. None if the children were chosen
+    # and not sampled: their proposal probability counts as 1.
     probs: Tensor | None = None
+    # [B|1, N+1] which of the distributions the children of a slot were sampled from.
     probs_index: Tensor | None = None
+    # [B] the drafter gave a distribution with NaNs; None: not checked.
     nonfinite: Tensor | None = None
+    # [B, N] the log confidence by which a dynamic tree chose its nodes.
     scores: Tensor | None = None
-    counts: Tensor | None = None
+    counts: Tensor | None = None  # [B] nodes that exist, if the policy knows it
 
     @property
     def num_nodes(self) -> Tensor:

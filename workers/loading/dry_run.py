@@ -37,13 +37,11 @@ MAX_BATCH = 4096
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """flops: multiplications and additions of matrix products. moved: bytes read and written.
-    kernels: their number.
-    """
+    """The work of a computation."""
 
-    flops: int = 0
-    moved: int = 0
-    kernels: int = 0
+    flops: int = 0  # multiplications and additions of matrix products
+    moved: int = 0  # bytes read and written
+    kernels: int = 0  # their number
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -240,21 +238,15 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Memory of a config at a batch size, in bytes, and the work of its steps.
+    """Memory of a config at a batch size, in bytes, and the work of its steps."""
 
-    parameters: those of target, codec, text encoder and drafters. cache: what persists between
-    passes: keys and values of target and drafter, masks, tables. activations: peak of prefill or a
-    pass beyond that. pictures: peak of decoding tokens to images. prefill, one_pass: work of the
-    whole batch. picture: work of the images that are decoded together.
-    """
-
-    parameters: int
-    cache: int
-    activations: int
-    pictures: int
-    prefill: Work
-    one_pass: Work
-    picture: Work
+    parameters: int  # those of target, codec, text encoder and drafters
+    cache: int  # what persists between passes: keys and values of target and drafter, masks, tables
+    activations: int  # peak of prefill or a pass beyond that
+    pictures: int  # peak of decoding tokens to images
+    prefill: Work  # work of the whole batch
+    one_pass: Work  # work of the whole batch
+    picture: Work  # work of the images that are decoded together
     graphs: int = 0  # what CUDA graphs keep
 
     @property

@@ -49,19 +49,15 @@ class Models:
 class Capabilities:
     """What a target and its drafters support, as plain data: configs can be checked without loading
     weights.
-
-    target: its name. vocab_size: number of image codes. rows, cols: sizes of the token grid.
-    image_size: pixels along the longer side. sampling: the target's defaults. drafters: see
-    `Models.drafter_levels`.
     """
 
-    target: str
-    vocab_size: int
-    rows: int
-    cols: int
-    image_size: int
-    sampling: Sampling
-    drafters: Mapping[str, int | None]
+    target: str  # its name
+    vocab_size: int  # number of image codes
+    rows: int  # of the token grid
+    cols: int  # of the token grid
+    image_size: int  # pixels along the longer side
+    sampling: Sampling  # the target's defaults
+    drafters: Mapping[str, int | None]  # see `Models.drafter_levels`
 
     @classmethod
     def of(cls, models: Models) -> Self:

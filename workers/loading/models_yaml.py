@@ -55,20 +55,16 @@ class CommonKeys(Params):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An entry of models.yaml with absolute paths.
-
-    family: its family's own keys. drafters, metrics: paths by drafter kind and by metric key.
-    where: "file:line"; empty for the built-in model and other folders. hub: what the file says in
-    the place of paths, for files of the Hub, by key (`drafters.eagle`); such a path is the
-    reference itself as long as the cache does not have the file.
-    """
+    """An entry of models.yaml with absolute paths."""
 
     name: str
-    family: Family
+    family: Family  # its family's own keys
     dtype: str = "auto"
-    drafters: Mapping[str, str] = field(default_factory=dict)
-    metrics: Mapping[str, str] = field(default_factory=dict)
-    where: str = ""
+    drafters: Mapping[str, str] = field(default_factory=dict)  # paths by drafter kind
+    metrics: Mapping[str, str] = field(default_factory=dict)  # paths by metric key
+    where: str = ""  # "file:line"; empty for the built-in model and other folders
+    # What the file says in the place of paths, for files of the Hub, by key (`drafters.eagle`).
+    # Such a path is the reference itself as long as the cache does not have the file.
     hub: Mapping[str, str] = field(default_factory=dict)
 
     @property

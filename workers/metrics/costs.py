@@ -43,21 +43,15 @@ _TINY = 1e-18  # variance of a clock without noise
 
 @dataclass(frozen=True, eq=False)
 class Session:
-    """The readings of a timing session at one batch size.
-
-    shapes [S]: what the costs of each setting that was timed depend on, vanilla's first. settings
-    [S]: digests of their configs. prefill, per_pass, passes, seconds [S, U]: of each setting on
-    each unit: seconds of the prefill, seconds of a pass after it, the number of these passes, and
-    the seconds of all.
-    """
+    """The readings of a timing session at one batch size: S settings on each of U units."""
 
     name: str
-    shapes: tuple[Hashable, ...]
-    settings: tuple[str, ...]
-    prefill: Floats
-    per_pass: Floats
-    passes: Floats
-    seconds: Floats
+    shapes: tuple[Hashable, ...]  # [S] what the costs of each setting depend on, vanilla's first
+    settings: tuple[str, ...]  # [S] digests of their configs
+    prefill: Floats  # [S, U] seconds of the prefill
+    per_pass: Floats  # [S, U] seconds of a pass after the prefill
+    passes: Floats  # [S, U] number of these passes
+    seconds: Floats  # [S, U] seconds of all
 
     def __post_init__(self) -> None:
         """Raises MetricUnavailable for a single unit, whose noise is not known."""

@@ -52,24 +52,21 @@ class Noise(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """`value` is measured on `n` images; `error` is its standard error, in the same unit (infinite:
-    unknown).
-
-    replicates: the values with one block of captions left out, in the order of the blocks; empty if
-    there are none. noise: standard error from what is not the captions, estimated with `noise_dof`
-    degrees of freedom (0: there is no noise). error = hypot(jackknife_error(replicates), noise).
-    error_dof: degrees of freedom of an error that has neither replicates nor noise (0: many).
-    noises: the sources of `noise`, where they are known; files lack them.
-    """
+    """A value that is measured on `n` images."""
 
     value: float
+    # Standard error in the unit of the value, infinite if unknown:
+    # hypot(jackknife_error(replicates), noise).
     error: float
     n: int
+    # The values with one block of captions left out, in the order of the blocks; empty if there are
+    # none.
     replicates: tuple[float, ...] = ()
-    noise: float = 0.0
-    noise_dof: int = 0
+    noise: float = 0.0  # standard error from what is not the captions
+    noise_dof: int = 0  # degrees of freedom from which `noise` is estimated; 0: there is no noise
+    # Degrees of freedom of an error that has neither replicates nor noise; 0: many.
     error_dof: int = 0
-    noises: tuple[Noise, ...] = ()
+    noises: tuple[Noise, ...] = ()  # the sources of `noise`, where they are known; files lack them
 
     @classmethod
     def from_replicates(cls, values: AnyFloats, n: int, noises: Sequence[Noise] = ()) -> Self:

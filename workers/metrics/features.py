@@ -31,19 +31,15 @@ _CLASS_HEADS = ("first_shape", "first_colour")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureConfig:
-    """Sizes. channels: of the first convolution, and of those at half, quarter and eighth of the
-    image's side.
+    """Sizes of the feature net."""
 
-    squeeze: channels of the last convolution. dim: number of features. hidden: width of the heads.
-    slots: number of values of each attribute slot.
-    """
-
+    # Of the first convolution, and of those at half, quarter and eighth of the image's side.
     channels: tuple[int, int, int, int] = (32, 48, 80, 72)
-    squeeze: int = 24
-    dim: int = 64
-    hidden: int = 128
+    squeeze: int = 24  # channels of the last convolution
+    dim: int = 64  # number of features
+    hidden: int = 128  # width of the heads
     image_size: int = IMAGE_SIZE
-    slots: tuple[int, ...] = SLOT_SIZES
+    slots: tuple[int, ...] = SLOT_SIZES  # number of values of each attribute slot
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> FeatureConfig:

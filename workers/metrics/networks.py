@@ -31,20 +31,14 @@ Role = Literal["features", "manifold", "dinov2"]
 
 
 class Extractor(nn.Module):
-    """A feature extractor: `forward` maps what `prepare` returns to features [n, width].
+    """A feature extractor: `forward` maps what `prepare` returns to features [n, width]."""
 
-    name: of the stored column `features.<name>`. identity: architecture, preprocessing and weight
-    hash. width: number of features. side: size in pixels to which real images are resized for it.
-    image_size: the only size in pixels that it reads; None: it resizes any. batch: images at a
-    time.
-    """
-
-    name = ""
-    identity = "untrained"
-    width: int
-    side: int
-    image_size: int | None = None
-    batch = 64
+    name = ""  # of the stored column `features.<name>`
+    identity = "untrained"  # architecture, preprocessing and weight hash
+    width: int  # number of features
+    side: int  # pixels to which real images are resized for it
+    image_size: int | None = None  # the only size in pixels that it reads; None: it resizes any
+    batch = 64  # images at a time
 
     def prepare(self, images: Tensor) -> Tensor:
         """The input of `forward` from images [n, 3, H, W] in [0, 1]."""

@@ -66,15 +66,13 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedSession:
-    """What a session's file holds. started: ISO 8601, UTC. readings: by batch size. is_later: it
-    was timed after the sweep, by `specfrontier time`.
-    """
+    """What a session's file holds."""
 
     device: Device
-    started: str
+    started: str  # ISO 8601, UTC
     vanilla: DecodingConfig
-    readings: Mapping[int, Session]
-    is_later: bool = False
+    readings: Mapping[int, Session]  # by batch size
+    is_later: bool = False  # timed after the sweep, by `specfrontier time`
 
     @property
     def shapes(self) -> set[Hashable]:

@@ -320,8 +320,8 @@ class _Run(Generic[Model]):
         gradients.
         """
         config = self.config
-        rate = self.config.learning_rate(step)
-        beta = self.config.first_beta(step)
+        rate = config.learning_rate(step)
+        beta = config.first_beta(step)
         if config.clip:
             nn.utils.clip_grad_norm_(self.trainable, config.clip)
         if config.clip_value:

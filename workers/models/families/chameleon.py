@@ -245,20 +245,16 @@ def _differ(left: Tensor, right: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ImageFormat:
-    """What a model of this architecture generates, and how it is prompted.
-
-    prefix: text before the caption. suffix: ids after it. null: ids of the unconditional prompt.
-    rows, cols: codes in a column and in a row. row_end: id of the fixed token after every row, if
-    there is one. special_tokens: spelling and id of tokens that the tokenizer must have.
-    """
+    """What a model of this architecture generates, and how it is prompted."""
 
     name: str
-    prefix: str
-    suffix: tuple[int, ...]
-    null: tuple[int, ...]
-    rows: int
-    cols: int
-    row_end: int | None = None
+    prefix: str  # text before the caption
+    suffix: tuple[int, ...]  # ids after the caption
+    null: tuple[int, ...]  # ids of the unconditional prompt
+    rows: int  # codes in a column
+    cols: int  # codes in a row
+    row_end: int | None = None  # id of the fixed token after every row, if there is one
+    # Spelling and id of tokens that the tokenizer must have.
     special_tokens: Mapping[str, int] = field(default_factory=SPECIAL_TOKENS.copy)
 
     def parts(
