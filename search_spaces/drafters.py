@@ -117,6 +117,13 @@ class Independent(DrafterChoice):
 class Jacobi(DrafterChoice):
     """No drafter model: drafts are sampled from the target's own probs of the last pass, whose
     context was partly wrong (speculative Jacobi decoding, SJD).
+
+    initialisation: how a position that was never drafted is filled. Its draft counts as a sample
+    from uniform probs (`uniform`), or else as a point mass. redraw: how the drafts behind a
+    rejection are replaced: by `fresh` samples, with the random numbers of their position
+    (`coupled`), or by keeping old ones (`maximal`, `reuse`; see `workers.decoding.redraws`). probs:
+    what a redraw that keeps old drafts states for them: the probs that it samples from, or those of
+    published code, which is not lossless.
     """
 
     kind: ClassVar[str] = "jacobi"
@@ -124,16 +131,11 @@ class Jacobi(DrafterChoice):
     has_weights: ClassVar[bool] = False
     keeps_window: ClassVar[bool] = True
     leading: ClassVar[tuple[str, ...]] = ("redraw", "probs")
-    # How a position that was never drafted is filled. Its draft counts as a sample from uniform
-    # probs (`uniform`), or else as a point mass.
     initialisation: Annotated[
         Literal["uniform", "random", "repeat_left", "sample_left"],
         "initialisation of a position that has no probs yet",
         Abbreviations(uniform="unif", repeat_left="left", sample_left="sleft"),
     ] = "uniform"
-    # How the drafts behind a rejection are replaced: by `fresh` samples, with the random numbers of
-    # their position (`coupled`), or by keeping old ones (`maximal`, `reuse`; see
-    # `workers.decoding.redraws`).
     redraw: Annotated[
         Literal["fresh", "coupled", "maximal", "reuse"],
         "how drafts behind a rejection are replaced",
@@ -142,8 +144,6 @@ class Jacobi(DrafterChoice):
     threshold: Annotated[
         float | None, "ratio of probs above which `reuse` keeps a draft", Range(0, 1), Symbol("t")
     ] = None
-    # What a redraw that keeps old drafts states for them: the probs that it samples from, or those
-    # of published code, which is not lossless.
     probs: Annotated[
         Literal["marginal", "published"] | None,
         "probs stated for redrawn drafts",

@@ -121,25 +121,22 @@ class Classifier(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class MetricInputs:
-    """The data of a trial that metrics are computed from.
+    """The data of a trial that metrics are computed from."""
 
-    images: a row per image: caption_id, sample, `position` (of the caption in the sweep's list),
-    `features` [n, d], `score.<name>` [n], `emitted`, `passes` and `depth` (tokens after the first,
-    target passes, mean drafted depth); `manifold` and `dinov2` [n, d] where such extractors are
-    given; `tokens` where a metric needs IMAGES. config: the trial's. timings: the costs of settings
-    from timing sessions. baseline: rows of the baseline's images. references: the real images by
-    the column of their features. classifier: reads classes from `features`. decode: images [n, 3,
-    H, W] in [0, 1] of tokens. captions: the sweep's.
-    """
-
+    # A row per image: caption_id, sample, `position` (of the caption in the sweep's list),
+    # `features` [n, d], `score.<name>` [n], `emitted`, `passes` and `depth` (tokens after the
+    # first, target passes, mean drafted depth); `manifold` and `dinov2` [n, d] where such
+    # extractors are given; `tokens` where a metric needs IMAGES.
     images: Rows = field(default_factory=lambda: Rows.merge([]))
-    config: DecodingConfig = field(default_factory=DecodingConfig)
+    config: DecodingConfig = field(default_factory=DecodingConfig)  # the trial's
+    # The costs of settings from timing sessions.
     timings: PriceList = field(default_factory=PriceList)
-    baseline: Rows | None = None
+    baseline: Rows | None = None  # rows of the baseline's images
+    # The real images by the column of their features.
     references: Mapping[str, ReferenceFeatures] = field(default_factory=dict)
-    classifier: Classifier | None = None
-    decode: Callable[[Tensor], Tensor] | None = None
-    captions: Sequence[str] = ()
+    classifier: Classifier | None = None  # reads classes from `features`
+    decode: Callable[[Tensor], Tensor] | None = None  # images [n, 3, H, W] in [0, 1] of tokens
+    captions: Sequence[str] = ()  # the sweep's
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def column(self, name: str) -> Tensor:

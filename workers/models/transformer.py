@@ -29,13 +29,8 @@ SPARE_POSITIONS = 64
 class TransformerConfig:
     """Sizes, and the options in which the supported families differ.
 
-    rope: "grid" rotates the first half of a head's channels by the row and the second half by the
-    column of an image cell (LlamaGen); "line" rotates all of them by the position (LLaMA,
-    Chameleon). Rotation acts on adjacent channel pairs; checkpoints in the half-split convention
-    are permuted when they are loaded. prompt_rope: rotation of prompt positions with "grid". "zero"
-    (LlamaGen) multiplies their keys by zero, so an image token gives all of them the same score;
-    "identity" does not rotate them. row_ends: a fixed token with its own position follows every row
-    of the image (Lumina). input_norm, final_norm: off in an EAGLE layer.
+    Rotation acts on adjacent channel pairs; checkpoints in the half-split convention are permuted
+    when they are loaded.
     """
 
     dim: int
@@ -46,16 +41,22 @@ class TransformerConfig:
     n_kv_heads: int | None = None
     head_dim: int | None = None
     norm_eps: float = 1e-5
+    # "grid" rotates the first half of a head's channels by the row and the second half by the
+    # column of an image cell (LlamaGen); "line" rotates all of them by the position (LLaMA,
+    # Chameleon).
     rope: Literal["grid", "line"] = "grid"
     rope_base: float = 10000.0
+    # Rotation of prompt positions with "grid". "zero" (LlamaGen) multiplies their keys by zero, so
+    # an image token gives all of them the same score; "identity" does not rotate them.
     prompt_rope: Literal["zero", "identity"] = "zero"
     prompt_len: int = 1
     rows: int = 16
     cols: int = 16
     qk_norm: bool = False
+    # A fixed token with its own position follows every row of the image (Lumina).
     row_ends: bool = False
-    input_norm: bool = True
-    final_norm: bool = True
+    input_norm: bool = True  # off in an EAGLE layer
+    final_norm: bool = True  # off in an EAGLE layer
 
     def __post_init__(self) -> None:
         if self.dim % self.n_heads and self.head_dim is None:

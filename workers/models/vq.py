@@ -30,29 +30,22 @@ CODEC_LANDMARKS = ("quantize.embedding.weight", "encoder.conv_in.weight")  # see
 
 @dataclass(frozen=True)
 class VQConfig:
-    """Sizes of a VQ codec; the defaults are LlamaGen's VQ-16.
+    """Sizes of a VQ codec; the defaults are LlamaGen's VQ-16."""
 
-    Attributes: codebook_size, code_dim: V and d. l2_normalised: codes and the encoder's outputs are
-        normalised to unit length before they are compared or decoded. channels, multipliers: level
-        l has width channels * multipliers[l]; all levels but the last halve the sides.
-        encoder_blocks, decoder_blocks: residual blocks per level. z_channels: width of the
-        encoder's output, before the 1x1 convolution to d. groups: the number of groups of every
-        GroupNorm; it must divide every width. level_attention: self-attention after each block of
-        the coarsest level (VQ-16: yes; Chameleon: no). mid_attention: self-attention between the
-        two middle blocks.
-    """
-
-    codebook_size: int = 16384
-    code_dim: int = 8
+    codebook_size: int = 16384  # V
+    code_dim: int = 8  # d
+    # Codes and the encoder's outputs are normalised to unit length before they are compared or
+    # decoded.
     l2_normalised: bool = True
-    channels: int = 128
-    multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
-    encoder_blocks: int = 2
-    decoder_blocks: int = 3
-    z_channels: int = 256
-    groups: int = 32
+    channels: int = 128  # level l has width channels * multipliers[l]
+    multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)  # all levels but the last halve the sides
+    encoder_blocks: int = 2  # residual blocks per level
+    decoder_blocks: int = 3  # residual blocks per level
+    z_channels: int = 256  # width of the encoder's output, before the 1x1 convolution to d
+    groups: int = 32  # of every GroupNorm; it must divide every width
+    # Self-attention after each block of the coarsest level (VQ-16: yes; Chameleon: no).
     level_attention: bool = True
-    mid_attention: bool = True
+    mid_attention: bool = True  # self-attention between the two middle blocks
 
     def __post_init__(self) -> None:
         # JSON has no tuples: a config read from a file's header arrives with a list.

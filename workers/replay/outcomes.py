@@ -22,22 +22,17 @@ from workers.replay.recording import RecordedSteps, StepColumns
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutcomes(StepColumns):
-    """Expectations of a rule at S steps.
+    """Expectations of a rule at S steps. All but `at_least` are sums over the emitted tokens."""
 
-    at_least [S, D]: probability that so many drafts are accepted; 1 for none. The others are sums
-    over the emitted tokens. total_variation [S]: between each token's distribution, given the
-    tokens before it, and the target's. Exact where children are chosen, and in the mean over drafts
-    for a chain of sampled ones with optimal resampling (Cool-SD, Theorem 2); with the papers'
-    resampling, or several sampled siblings, an upper bound: the sum over sibling tests of what each
-    adds. excess [S]: probability mass accepted beyond the exact rule's. code_distance, surprise
-    [S]: excess times these measures of the accepted token.
-    """
-
-    at_least: Tensor
+    at_least: Tensor  # [S, D] probability that so many drafts are accepted; 1 for none
+    # [S] between each token's distribution, given the tokens before it, and the target's. Exact
+    # where children are chosen, and in the mean over drafts for a chain of sampled ones with
+    # optimal resampling (Cool-SD, Theorem 2). With the papers' resampling, or several sampled
+    # siblings, an upper bound: the sum over sibling tests of what each adds.
     total_variation: Tensor
-    excess: Tensor
-    code_distance: Tensor
-    surprise: Tensor
+    excess: Tensor  # [S] probability mass accepted beyond the exact rule's
+    code_distance: Tensor  # [S] excess times this measure of the accepted token
+    surprise: Tensor  # [S] excess times this measure of the accepted token
 
     @property
     def emitted(self) -> Tensor:

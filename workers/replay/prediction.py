@@ -54,11 +54,11 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Steps that a setting took on so many images. block [S]: of each step's caption."""
+    """Steps that a setting took on so many images."""
 
     config: DecodingConfig
     steps: RecordedSteps
-    block: Tensor
+    block: Tensor  # [S] the block of each step's caption
     images: int
     grid: Grid
 

@@ -52,36 +52,27 @@ class StepColumns:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordedSteps(StepColumns):
-    """S steps whose trees have at most N nodes, C children of a slot, and I slots with children.
+    """S steps whose trees have at most N nodes, C children of a slot, and I slots with children."""
 
-    image [S]: key of the image's random numbers. position [S]: index of the first token that the
-    step emits. remaining [S]: tokens that the image still needs. levels [S]: levels drafted. tokens
-    [S, N]. depth [S, N]: 1-based, 0 for a node that was not drafted. inner [S, I]: the slots with
-    children, parents first (slot 0 is the root, slot i is node i - 1). children [S, I, C]: node of
-    each child by rank, -1 for none. target [S, I, V]: the target's probs after each inner slot.
-    proposal [S, I, V]: the probs that its children were sampled from; None if they were chosen.
-    scores [S, N]: the log confidence by which a dynamic tree chose its nodes.
-
-    ranking [S, I, V], int32: the tokens by rising target probs, ties by index; kept only for rules
-    that need it, never in files.
-
-    code_distance, surprise [S, N]: how far a node's token lies in the mean from a token of the
-    target's: the squared distance in code space, and the difference of log probs in nats.
-    """
-
-    image: Tensor
-    position: Tensor
-    remaining: Tensor
-    levels: Tensor
-    tokens: Tensor
-    depth: Tensor
+    image: Tensor  # [S] key of the image's random numbers
+    position: Tensor  # [S] index of the first token that the step emits
+    remaining: Tensor  # [S] tokens that the image still needs
+    levels: Tensor  # [S] levels drafted
+    tokens: Tensor  # [S, N]
+    depth: Tensor  # [S, N] 1-based, 0 for a node that was not drafted
+    # [S, I] the slots with children, parents first (slot 0 is the root, slot i is node i - 1).
     inner: Tensor
-    children: Tensor
-    target: Tensor
+    children: Tensor  # [S, I, C] node of each child by rank, -1 for none
+    target: Tensor  # [S, I, V] the target's probs after each inner slot
+    # [S, I, V] the probs that its children were sampled from; None if they were chosen.
     proposal: Tensor | None
-    scores: Tensor | None
+    scores: Tensor | None  # [S, N] the log confidence by which a dynamic tree chose its nodes
+    # [S, N] the mean squared distance in code space of a node's token from one of the target's.
     code_distance: Tensor
+    # [S, N] the mean difference in log probs, in nats, of a node's token from one of the target's.
     surprise: Tensor
+    # [S, I, V], int32: the tokens by rising target probs, ties by index. Kept only for rules that
+    # need it, never in files.
     ranking: Tensor | None = None
 
     def __len__(self) -> int:

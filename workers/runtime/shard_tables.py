@@ -134,19 +134,17 @@ def _features(name: str, rows: Tensor, count: int) -> pa.Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardReader:
-    """Reads the shards of a store. features: for each column of `MetricInputs.images`, the
-    extractor whose features shards hold. scores: names of the per-image scores that they hold.
-    positions: position of each caption's id in the sweep's list. with_tokens: read the images'
-    tokens too. unusable: why shards could not be read, by name, so that all of them are known at
-    once (see `check`). taken: images of those read that earlier sweeps generated.
-    """
+    """Reads the shards of a store."""
 
     storage: Storage
+    # For each column of `MetricInputs.images`, the extractor whose features shards hold.
     features: Mapping[str, str]
-    scores: Sequence[str]
-    positions: Mapping[int, int]
-    with_tokens: bool = False
+    scores: Sequence[str]  # names of the per-image scores that shards hold
+    positions: Mapping[int, int]  # position of each caption's id in the sweep's list
+    with_tokens: bool = False  # read the images' tokens too
+    # Why shards could not be read, by name, so that all of them are known at once (see `check`).
     unusable: dict[str, str] = field(default_factory=dict)
+    # Images of those read that earlier sweeps generated, by name of the shard.
     taken: dict[str, int] = field(default_factory=dict)
 
     def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:

@@ -11,34 +11,29 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """The start of a worker.
+    """The start of a worker."""
 
-    store: the sweep's folder or URI. models: an entry of models.yaml as plain data
-    (`Entry.to_mapping`); None: the built-in model. device: "auto", "cpu", "cuda" or "cuda:N".
-    captions, reference: those sections of the sweep (None: no reference). seed: the seed of all
-    images. metrics: requested names; None: all. batch_metrics: those of speed at other batch sizes
-    than the first. torchmetrics: the sweep's own metrics by name (`library_metrics`). worker: its
-    name in results. token: content of the store's file store.id, if the driver wrote one.
-    gpu_share: share of the GPU's memory. sweep: the whole sweep (`SweepConfig.to_mapping`), whose
-    peak must fit that share; None: it is not checked. earlier: sweeps whose images are taken over,
-    each as `EarlierImages.open` reads it.
-    """
-
-    store: str
-    token: str | None = None
+    store: str  # the sweep's folder or URI
+    token: str | None = None  # content of the store's file store.id, if the driver wrote one
+    # An entry of models.yaml as plain data (`Entry.to_mapping`); None: the built-in model.
     models: Mapping[str, Any] | None = None
-    device: str = "auto"
+    device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:N"
+    # The section of the sweep.
     captions: Mapping[str, Any] = field(
         default_factory=lambda: {"source": "scenes", "count": 192, "seed": 1}
     )
-    reference: Mapping[str, Any] | None = None
-    seed: int = 0
-    metrics: Sequence[str] | None = None
-    batch_metrics: Sequence[str] = ()
+    reference: Mapping[str, Any] | None = None  # the section of the sweep; None: no reference
+    seed: int = 0  # of all images
+    metrics: Sequence[str] | None = None  # requested names; None: all
+    batch_metrics: Sequence[str] = ()  # those of speed at other batch sizes than the first
+    # The sweep's own metrics by name (`library_metrics`).
     torchmetrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    worker: str = "worker"
-    gpu_share: float = 1.0
+    worker: str = "worker"  # its name in results
+    gpu_share: float = 1.0  # share of the GPU's memory
+    # The whole sweep (`SweepConfig.to_mapping`), whose peak must fit that share; None: it is not
+    # checked.
     sweep: Mapping[str, Any] | None = None
+    # Sweeps whose images are taken over, each as `EarlierImages.open` reads it.
     earlier: Sequence[Mapping[str, Any]] = ()
 
     @property

@@ -84,16 +84,13 @@ _INPUT_NORM = "attention_norm.weight"
 class Distillation:
     """Weights and augmentation of the loss (see the module's docstring). The defaults are EAGLE's
     published recipe.
-
-    noise: uniform noise of width noise x 512 / S is added to the input features. level_decay:
-    factor of the loss from one level to the next. caption_dropout: probability of the null prompt.
     """
 
     cross_entropy: float = 0.1
     feature: float = 1.0
-    level_decay: float = 0.8
-    noise: float = 0.2
-    caption_dropout: float = 0.1
+    level_decay: float = 0.8  # factor of the loss from one level to the next
+    noise: float = 0.2  # uniform noise of width noise x 512 / S is added to the input features
+    caption_dropout: float = 0.1  # probability of the null prompt
 
 
 @torch.no_grad()

@@ -80,17 +80,16 @@ def new_drafter(kind: str, target: Target, seed: int, ids: Tensor | None = None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterRecipe(Distillation):
-    """EAGLE's published settings. steps None: `epochs` passes over the examples. rate: the peak
-    learning rate. draft_vocab: the codes that an EAGLE-3 layer drafts, the most frequent ones of
-    the training images; None: all.
-    """
+    """EAGLE's published settings."""
 
     batch: int = 16
     epochs: int = 20
-    steps: int | None = None
-    rate: float = 1e-4
+    steps: int | None = None  # None: `epochs` passes over the examples
+    rate: float = 1e-4  # the peak learning rate
     warmup: int = 2000
     clip_value: float = 0.5
+    # The codes that an EAGLE-3 layer drafts, the most frequent ones of the training images; None:
+    # all.
     draft_vocab: int | None = None
     held_out: float = 0.05
     save_every: int = 1000
@@ -185,18 +184,17 @@ def train_drafter(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterJob:
-    """A drafter for an entry's target, trained on images that the target generates from `captions`.
-
-    kind: one of `workers.training.DRAFTERS`. out: a folder for weights, checkpoint, journal and
-    generated images; all processes of a group see it. launch: a name of this start of a group, by
-    which processes that Ray has restarted find the training that they resume.
-    """
+    """A drafter for an entry's target, trained on images that the target generates."""
 
     entry: Entry
     captions: tuple[Caption, ...]
+    # A folder for weights, checkpoint, journal and generated images; all processes of a group see
+    # it.
     out: Path
     recipe: DrafterRecipe
-    kind: str = "eagle"
+    kind: str = "eagle"  # one of `workers.training.DRAFTERS`
+    # A name of this start of a group, by which processes that Ray has restarted find the training
+    # that they resume.
     launch: str = ""
 
     def file(self, ending: str) -> Path:
