@@ -64,7 +64,7 @@ from orchestrator.store.events import Event, Shard, TrialFinished, TrialRevived
 from orchestrator.store.files import EVENTS, SHARDS
 from orchestrator.store.progress import SweepProgress
 from orchestrator.views.follower import Views
-from orchestrator.views.mlflow import sync
+from orchestrator.views.mlflow_sync import sync
 from orchestrator.views.study import StudyView, default_journal
 from orchestrator.views.tables import Tables
 from search_spaces.sweep import SweepConfig

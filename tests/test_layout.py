@@ -43,11 +43,8 @@ MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 500, 60, 10
 STILL_LONG = (
     "workers.decoding.accept_kernel:",
     "workers.decoding.kernels:",
-    "orchestrator.cli.compare:",
-    "orchestrator.front.joint:",
-    "orchestrator.report.page:",
     "orchestrator.run.trial:",
-    "orchestrator.views.mlflow",
+    "orchestrator.views.mlflow_runs",
     "orchestrator.views.study",
 )
 MIN_SLACK, SLACK_SHARE = 2, 0.02  # how far a figure may be below its budget

@@ -93,37 +93,10 @@ def compare(
     or the devices differ.
     """
     by = kind.by
+    _check_options(sweeps, kind, query, prices, output)
     if kind.published:
-        if (
-            by
-            or (query, prices) != (o.Query(), o.PriceOptions())
-            or output != Output(as_json=output.as_json, table=output.table)
-        ):
-            raise CommandError(
-                "--published can be combined with --table and --json only: it compares all",
-                WRONG_USAGE,
-            )
         compare_with_papers(sweeps, output.table, as_json=output.as_json)
         return
-    if output.table is not None:
-        raise CommandError(
-            "--table is the table of --published; add it, or use `pareto --table`", WRONG_USAGE
-        )
-    if by is None and len(sweeps) < 2:
-        raise CommandError(
-            "give at least two sweeps, or compare methods inside one with --by COLUMN", WRONG_USAGE
-        )
-    if output.html and (by or output.as_json or query != o.Query(x=query.x, y=query.y)):
-        raise CommandError(
-            "--html can be combined with --x, --y, --reference-point and --out only", WRONG_USAGE
-        )
-    if output.out is not None and not output.html:
-        raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
-    if by == _DEVICE and prices != o.PriceOptions():
-        raise CommandError(
-            "--by device shows all devices and batch sizes; leave out --device, --batch",
-            WRONG_USAGE,
-        )
     opened = prices.open(sweeps)
     if by == _DEVICE:
         opened = [priced for sweep in opened for priced in _on_all_machines(sweep)]
@@ -156,6 +129,44 @@ def compare(
     for warning in () if output.as_json else warnings:
         say(f"Note: {warning}.")
     show({**facts, "warnings": warnings}, lines, as_json=output.as_json)
+
+
+def _check_options(
+    sweeps: Sequence[str], kind: Kind, query: o.Query, prices: o.PriceOptions, output: Output
+) -> None:
+    """Raise CommandError for options that cannot be combined, or of which one is missing."""
+    by = kind.by
+    if kind.published:
+        is_alone = (
+            not by
+            and (query, prices) == (o.Query(), o.PriceOptions())
+            and output == Output(as_json=output.as_json, table=output.table)
+        )
+        if not is_alone:
+            raise CommandError(
+                "--published can be combined with --table and --json only: it compares all",
+                WRONG_USAGE,
+            )
+        return
+    if output.table is not None:
+        raise CommandError(
+            "--table is the table of --published; add it, or use `pareto --table`", WRONG_USAGE
+        )
+    if by is None and len(sweeps) < 2:
+        raise CommandError(
+            "give at least two sweeps, or compare methods inside one with --by COLUMN", WRONG_USAGE
+        )
+    if output.html and (by or output.as_json or query != o.Query(x=query.x, y=query.y)):
+        raise CommandError(
+            "--html can be combined with --x, --y, --reference-point and --out only", WRONG_USAGE
+        )
+    if output.out is not None and not output.html:
+        raise CommandError("--out names the file of --html; add --html", WRONG_USAGE)
+    if by == _DEVICE and prices != o.PriceOptions():
+        raise CommandError(
+            "--by device shows all devices and batch sizes; leave out --device, --batch",
+            WRONG_USAGE,
+        )
 
 
 def _on_all_machines(sweep: Sweep) -> list[Sweep]:

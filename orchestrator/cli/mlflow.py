@@ -38,9 +38,9 @@ def ui(
     Serves the sweep's database until Ctrl-C. If the sweep was logged to an MLflow server, prints
     that server's links instead.
     """
-    from orchestrator.views.mlflow import find_location, share_views, sync
     from orchestrator.views.mlflow_client import TrackingError, is_server, serving
     from orchestrator.views.mlflow_place import TrackingPlace
+    from orchestrator.views.mlflow_sync import find_location, share_views, sync
 
     with ends_with(WRONG_USAGE):
         opened = open_sweep(sweep)
@@ -108,8 +108,8 @@ def sync(
         opened = open_sweep(sweep)
     from orchestrator.shown.status import session_problems
     from orchestrator.store.files import command
-    from orchestrator.views.mlflow import sync
     from orchestrator.views.mlflow_client import LOCAL_SERVER, is_server, public_uri
+    from orchestrator.views.mlflow_sync import sync
 
     done = sync(opened.storage, uri, experiment, say)
     found = done.location

@@ -84,10 +84,9 @@ class JointErrors:
         columns: dict[Hashable, int] = {}
         groups: dict[Hashable, float] = {}  # degrees of freedom
         group_of: dict[int, int] = {}  # by column
-        captions: list[Hashable] = [identity.caption_set for identity in identities] or [
-            None
-        ] * len(records)
-        sweeps: list[Hashable] = [(i.name, i.id) for i in identities] or [None] * len(records)
+        same: list[Hashable] = [None] * len(records)
+        captions = [identity.caption_set for identity in identities] or same
+        sweeps = [(identity.name, identity.id) for identity in identities] or same
         values, found = values_of(records, metrics), []  # of (trial, metric, column, effect)
         own, dof, own_dof = (np.full(values.shape, start) for start in (np.nan, np.inf, np.inf))
         measured = [

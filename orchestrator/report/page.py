@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -30,7 +30,14 @@ from orchestrator.report.answer import answer
 from orchestrator.report.bundle import ASSETS, bundle
 from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
 from orchestrator.report.sections.images import embed_grids
-from orchestrator.report.trials import OTHERS, config_keys, group_looks, metric_title, page_trials
+from orchestrator.report.trials import (
+    OTHERS,
+    PageTrial,
+    config_keys,
+    group_looks,
+    metric_title,
+    page_trials,
+)
 from orchestrator.store.checked_text import HTML_COMMENT, dump_text
 from orchestrator.store.config_file import trial_text
 from orchestrator.store.files import REPORT, read_sweep_yaml
@@ -168,46 +175,54 @@ def page_data(
     confidence = {candidate.name: candidate.confidence for candidate in candidates}
     settings = sweeps[0].names if front is None else front.names
     entries = [trial.entry(names, keys, confidence.get(trial.id), settings) for trial in trials]
-    vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}
-    now = datetime.now(UTC)
     texts: dict[str, Any] = redact_values(
         {
-            "name": " and ".join(named),
-            "about": str(read_sweep_yaml(sweeps[0].storage).get("about") or "")
-            if len(named) == 1
-            else "",
-            "location": ", ".join(sweep.storage.display_name for sweep in sweeps),
-            "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
-            "summary": _summary(sweeps),
-            "sweeps": [
-                _sweep_entry(name, named[name], vanilla.get(index))
-                for index, name in enumerate(named)
-            ],
+            **_head(sweeps, named, trials),
             "critical": _critical_values(),
             "axes": {
                 "names": names,
                 "x": axes[0].name if axes else None,
                 "y": axes[-1].name if axes else None,
             },
-            "metrics": {
-                metric.name: _metric_entry(metric) for metric in map(sweeps[0].metric, names)
-            },
+            "metrics": {name: _metric_entry(sweeps[0].metric(name)) for name in names},
             "keys": keys,
             "trials": entries,
             "looks": group_looks(entries),
             "answer": {} if front is None else answer(front),
-            "configs": {
-                r.digest: trial_text(sweep.identity, r)
-                for sweep in sweeps
-                for r in sweep.records
-                if r.config
-            },
+            "configs": dict(_configs(sweeps)),
         }
     )
     return texts | {
         "thumbnails": embed_grids(ordered, note),
         "sections": redact_values(_section_entries(subject)),
     }
+
+
+def _head(
+    sweeps: Sequence[Sweep], named: Mapping[str, Sweep], trials: Sequence[PageTrial]
+) -> dict[str, Any]:
+    """What the page's head says of the sweeps. named: by the names that the page has for them."""
+    vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}
+    about = read_sweep_yaml(sweeps[0].storage).get("about") if len(named) == 1 else None
+    now = datetime.now(UTC)
+    return {
+        "name": " and ".join(named),
+        "about": str(about or ""),
+        "location": ", ".join(sweep.storage.display_name for sweep in sweeps),
+        "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
+        "summary": _summary(sweeps),
+        "sweeps": [
+            _sweep_entry(name, named[name], vanilla.get(index)) for index, name in enumerate(named)
+        ],
+    }
+
+
+def _configs(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str]]:
+    """The files of the trials' configs, by digest."""
+    for sweep in sweeps:
+        for record in sweep.records:
+            if record.config:
+                yield record.digest, trial_text(sweep.identity, record)
 
 
 def _section_entries(subject: Subject) -> dict[str, dict[str, Any]]:

@@ -211,21 +211,19 @@ class Trials:
         assert config is not None, "a trial without a config does not run"
         # those of earlier trials and its own, whatever comes later
         timings: Sequence[Task] = self.sessions.of(config)
+        shape = config.shape.key
         rungs = self.plan.rungs(config)
-        stop = stopped.stop if stopped else None
         left = [rung for rung in rungs if stopped is None or rung.images > stopped.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
-        history, timed_on = (
-            (dict(stopped.history), dict(stopped.timed_on)) if stopped else ({}, dict[int, str]())
-        )
+        stop = stopped.stop if stopped else None
+        history = dict(stopped.history) if stopped else {}
+        timed_on = dict(stopped.timed_on) if stopped else dict[int, str]()
         started = stopped.started if stopped else events.utc_now()
         earlier_s = stopped.seconds - self.build.seconds[number] if stopped else 0.0
 
         def record(state: State, cause: str | None, **fields: Any) -> TrialRecord:
-            seconds = earlier_s + self.build.seconds[number]
-            return make_record(
-                proposal, state, cause=cause, seconds=seconds, started=started, **fields
-            )
+            fields |= {"seconds": earlier_s + self.build.seconds[number], "started": started}
+            return make_record(proposal, state, cause=cause, **fields)
 
         self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
         kind = events.TrialResumed if stopped else events.TrialStarted
@@ -245,9 +243,7 @@ class Trials:
             state: State = FAILED if problem else COMPLETE
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
-                    stop = self.racing.decide(
-                        number, rung.images, metrics, config.shape.key, device
-                    )
+                    stop = self.racing.decide(number, rung.images, metrics, shape, device)
                 if stop is None or problem:  # more images may have what these lack
                     continue
                 state = STOPPED
@@ -258,7 +254,7 @@ class Trials:
                 metrics=metrics,
                 history=tuple(sorted(history.items())),
                 shards=names([*rung.files, *timings[-1:]]),
-                shape=config.shape.key if timings else "",
+                shape=shape if timings else "",
                 passes=parse_passes(result.output.get("passes", {})),
                 timed_on=timed_on,
                 images=rung.images,

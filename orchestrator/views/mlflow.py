@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,9 +27,6 @@ from typing import TYPE_CHECKING
 from orchestrator.front.questions import front_records
 from orchestrator.store import files as store
 from orchestrator.store.config_file import trial_text
-from orchestrator.store.files import MLFLOW_LOCK
-from orchestrator.store.launches import FAILED as LAUNCH_FAILED
-from orchestrator.store.launches import FINISHED, INTERRUPTED, KILLED, find_launch
 from orchestrator.store.locks import exclusive
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -39,7 +36,6 @@ from orchestrator.views.follower import Ending, View
 from orchestrator.views.mlflow_client import (
     RUN_STATUS,
     TrackingError,
-    as_tracking_error,
     connect,
     ensure_experiment,
     explain_error,
@@ -49,7 +45,6 @@ from orchestrator.views.mlflow_client import (
 )
 from orchestrator.views.mlflow_place import TrackingPlace
 from orchestrator.views.mlflow_runs import NOTE, MlflowLocation, describe_run
-from orchestrator.views.tables import replace_damaged
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
@@ -119,7 +114,7 @@ class MlflowView(View[Sweep]):
         """Log what is new and update what changed."""
         if not self._is_open:
             with ExitStack() as resources:  # without a usable database, the lock is released
-                resources.enter_context(_sole_writer(self._storage))
+                resources.enter_context(sole_writer(self._storage))
                 if self._is_running:
                     self._place.write(self._storage, source.identity.name)
                 self.notes += replace_damaged_database(self._storage, self.uri)
@@ -164,7 +159,7 @@ class MlflowView(View[Sweep]):
         with tempfile.TemporaryDirectory() as folder:
             self._download({name: name for name in _SWEEP_ARTIFACTS}, Path(folder))
             self._log_artifacts(self._parent, folder)
-        self._client.set_terminated(self._parent, RUN_STATUS[how], _last_moment(source))
+        self._client.set_terminated(self._parent, RUN_STATUS[how], last_moment(source))
 
     def close(self) -> None:
         self._resources.close()
@@ -198,7 +193,7 @@ class MlflowView(View[Sweep]):
                 "log them here, move the database away, and log its sweeps again with "
                 "`specfrontier sync`"
             )
-        parents, groups = _find_runs(self._client, self._experiment_id, sweep)
+        parents, groups = find_runs(self._client, self._experiment_id, sweep)
         if parents:
             self._parent = self._keep_one(parents).info.run_id
             if self._is_running:
@@ -334,7 +329,7 @@ class MlflowView(View[Sweep]):
         from mlflow.entities import Metric, Param, RunTag
 
         identity = sweep.identity
-        moment = _last_moment(sweep) or runs.milliseconds(identity.started)
+        moment = last_moment(sweep) or runs.milliseconds(identity.started)
         known = int(logged.metrics.get("trials", 0))
         since = min(known, len(sweep.records) - 1)  # the last again: it may be revived
         is_replaced = sweep.prices.sessions and known == len(sweep.records)
@@ -354,82 +349,11 @@ class MlflowView(View[Sweep]):
         note = RunTag(NOTE, describe_run(sweep, run_ids, self._experiment_id))
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._parent, metrics[start : start + _BATCH])
-        _share_views(self._client, self._experiment_id, sweep, self._views)
+        write_shared_views(self._client, self._experiment_id, sweep, self._views)
         self._client.log_batch(self._parent, params=params, tags=[note])
 
 
-@dataclass(frozen=True, slots=True)
-class SyncResult:
-    """logged: runs that were logged or completed now. already: runs that were complete before."""
-
-    logged: int
-    already: int
-    location: MlflowLocation = field(repr=False, compare=False)
-
-
-def sync(
-    storage: Storage,
-    uri: str | None = None,
-    experiment: str | None = None,
-    note: Callable[[str], object] = lambda text: None,
-) -> SyncResult:
-    """Log every trial that MLflow lacks, complete interrupted runs, and close the run of a sweep
-    that has ended.
-
-    note: called with a sentence about each damaged file that is replaced.
-
-    Raises:
-        TrackingError: there is no sweep, MLflow cannot be reached or refuses, or another process is
-            logging the sweep.
-    """
-    view = MlflowView(storage, uri, experiment, is_running=False)
-    with as_tracking_error(view.uri), ExitStack() as resources:
-        resources.callback(view.close)
-        view.notes += replace_damaged(storage)
-        sweep = Sweep.open(storage)
-        resources.callback(lambda: [note(text) for text in view.notes])
-        view.update(sweep)
-        view.end(sweep, _find_ending(sweep))
-    assert view.location is not None, "after an update"
-    return SyncResult(view.logged, len(sweep.records) - view.logged, view.location)
-
-
-def find_location(sweep: Sweep, uri: str | None = None) -> MlflowLocation:
-    """A sweep's location in MLflow, where another process may be logging it. Changes nothing. uri:
-    see `TrackingPlace.resolve`.
-
-    Raises:
-        TrackingError: MLflow cannot be reached.
-    """
-    place = TrackingPlace.resolve(sweep.storage, uri)
-    with as_tracking_error(place.uri):
-        client = connect(place.uri)
-        found = client.get_experiment_by_name(place.experiment_of(sweep.identity.name))
-        if found is None:
-            return MlflowLocation(sweep.identity, place.uri)
-        parents, groups = _find_runs(client, found.experiment_id, sweep)
-        trial_runs = {number: group[0].info.run_id for number, group in groups.items()}
-        front = [record.number for record in front_records(sweep)]
-        parent = parents[0].info.run_id if parents else ""
-        return MlflowLocation(
-            sweep.identity, place.uri, found.experiment_id, parent, trial_runs, front
-        )
-
-
-def share_views(sweep: Sweep, location: MlflowLocation) -> None:
-    """Make the shared views of a sweep (see `runs.shared_views`) that its experiment lacks.
-
-    Raises:
-        TrackingError: MLflow cannot be reached, or refuses.
-    """
-    if location.experiment_id:
-        with as_tracking_error(location.uri):
-            client = connect(location.uri)
-            tags = dict(client.get_experiment(location.experiment_id).tags)
-            _share_views(client, location.experiment_id, sweep, tags)
-
-
-def _share_views(
+def write_shared_views(
     client: MlflowClient, experiment_id: str, sweep: Sweep, tags: dict[str, str]
 ) -> None:
     """Set the tags of the shared views that differ from the experiment's `tags`, and add them
@@ -441,7 +365,7 @@ def _share_views(
             tags[key] = view
 
 
-def _find_runs(
+def find_runs(
     client: MlflowClient, experiment_id: str, sweep: Sweep
 ) -> tuple[list[Run], dict[int, list[Run]]]:
     """The sweep's own runs in an experiment, and its trials' runs by number; more than one each if
@@ -469,34 +393,19 @@ def _now() -> int:
     return round(time.time() * 1000)
 
 
-def _last_moment(sweep: Sweep) -> int | None:
+def last_moment(sweep: Sweep) -> int | None:
     """When the last trial finished, in milliseconds since 1970."""
     return max((runs.span(record, sweep.identity)[1] for record in sweep.records), default=None)
 
 
-def _find_ending(sweep: Sweep) -> Ending:
-    """How the latest launch of a sweep ended. If that is unknown, a sweep without all of its trials
-    was interrupted.
-    """
-    endings: dict[str, Ending] = {
-        FINISHED: "finished",
-        LAUNCH_FAILED: "failed",
-        INTERRUPTED: "interrupted",
-    }
-    state = find_launch(sweep.storage).state
-    planned = store.planned_trials(sweep.storage)
-    is_partial = state == KILLED or (planned is not None and len(sweep.records) < planned)
-    return endings.get(state, "interrupted" if is_partial else "finished")
-
-
 @contextmanager
-def _sole_writer(storage: Storage) -> Iterator[None]:
+def sole_writer(storage: Storage) -> Iterator[None]:
     """Only one process at a time logs a sweep to MLflow.
 
     Raises:
         TrackingError: another process is logging it.
     """
-    with exclusive(storage, MLFLOW_LOCK) as lock:
+    with exclusive(storage, store.MLFLOW_LOCK) as lock:
         if not lock.acquired:
             problem = (
                 "another process is logging this sweep to MLflow; it will log the rest, or try "

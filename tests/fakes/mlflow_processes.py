@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.errors import StudyError
 from orchestrator.store.sweep import Sweep
-from orchestrator.views import mlflow
+from orchestrator.views import mlflow_sync
 from orchestrator.views.mlflow_runs import MlflowLocation
 from tests.fakes.studies import named_config, study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
@@ -28,9 +28,9 @@ _CONTEXT.set_forkserver_preload(
 )
 
 
-def sync_result(logged: int, already: int) -> mlflow.SyncResult:
+def sync_result(logged: int, already: int) -> mlflow_sync.SyncResult:
     """A result to compare with: its location does not count."""
-    return mlflow.SyncResult(logged, already, MlflowLocation(identity("any"), ""))
+    return mlflow_sync.SyncResult(logged, already, MlflowLocation(identity("any"), ""))
 
 
 def run_in_child(function: Callable[..., None], *arguments: str) -> int:
@@ -122,7 +122,7 @@ def _sync_and_die_early(output: str, storage: str, uri: str) -> None:
 
 def _sync(output: str, storage: str, uri: str = "") -> None:
     _redirect(output)
-    print(mlflow.sync(Storage(storage), uri or None), flush=True)
+    print(mlflow_sync.sync(Storage(storage), uri or None), flush=True)
 
 
 def _redirect(output: str) -> None:
@@ -144,4 +144,4 @@ def sync_and_die(uri: str, step: str, when: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     setattr(MlflowClient, step, die)
-    mlflow.sync(Storage(uri))
+    mlflow_sync.sync(Storage(uri))

@@ -11,7 +11,7 @@ from mlflow.tracking import MlflowClient
 from orchestrator.errors import WRONG_USAGE
 from orchestrator.report.page import page_data
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.mlflow import find_location
+from orchestrator.views.mlflow_sync import find_location
 from tests.fakes.command_line import error_of
 from tests.fakes.real_sweeps import SweepRun
 from tests.fakes.tiny_models import tiny_scored

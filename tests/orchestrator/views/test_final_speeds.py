@@ -22,8 +22,9 @@ from orchestrator.store.launches import load_identity
 from orchestrator.store.records import TrialRecord, read_trials, write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending, View, Views
-from orchestrator.views.mlflow import MlflowView, sync
+from orchestrator.views.mlflow import MlflowView
 from orchestrator.views.mlflow_client import TrackingError
+from orchestrator.views.mlflow_sync import sync
 from orchestrator.views.tables import Tables
 from tests.fakes.metric_inputs import write_session
 from tests.fakes.mlflow_processes import sync_result

@@ -15,8 +15,9 @@ from orchestrator.store.launches import load_identity
 from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.views import follower
-from orchestrator.views.mlflow import MlflowView, sync
+from orchestrator.views.mlflow import MlflowView
 from orchestrator.views.mlflow_client import TrackingError
+from orchestrator.views.mlflow_sync import sync
 from orchestrator.views.study import open_storage
 from tests.fakes.mlflow_processes import (
     sync_and_die_early,

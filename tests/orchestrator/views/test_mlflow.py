@@ -23,8 +23,9 @@ from orchestrator.store.launches import load_identity
 from orchestrator.store.records import TrialRecord, read_trials, trial_file, write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending, Follower, Views
-from orchestrator.views.mlflow import MlflowView, find_location, sync
+from orchestrator.views.mlflow import MlflowView
 from orchestrator.views.mlflow_client import TrackingError
+from orchestrator.views.mlflow_sync import find_location, sync
 from orchestrator.views.tables import write_tables
 from orchestrator.views.training import TrainingView
 from search_spaces.trial import DecodingConfig

@@ -11,9 +11,10 @@ import pytest
 
 from orchestrator.store.files import MLFLOW_PLACE
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.mlflow import MlflowView, sync
+from orchestrator.views.mlflow import MlflowView
 from orchestrator.views.mlflow_client import TrackingError, database_problem, default_uri
 from orchestrator.views.mlflow_place import TrackingPlace
+from orchestrator.views.mlflow_sync import sync
 from tests.fakes.mlflow_processes import sync_in_child, sync_result
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage

@@ -15,9 +15,10 @@ from orchestrator.store.launches import load_identity
 from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Follower, Views
-from orchestrator.views.mlflow import MlflowView, find_location
+from orchestrator.views.mlflow import MlflowView
 from orchestrator.views.mlflow_client import default_uri
 from orchestrator.views.mlflow_place import TrackingPlace
+from orchestrator.views.mlflow_sync import find_location
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.mlflow_proxy import FAULTS, failing_proxy
 from tests.fakes.synthetic_sweeps import write_sweep

@@ -17,7 +17,7 @@ from orchestrator.store.names import SettingNames
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.views import mlflow_runs as runs
-from orchestrator.views.mlflow import _sole_writer as sole_writer
+from orchestrator.views.mlflow import sole_writer as sole_writer
 from orchestrator.views.mlflow_client import (
     TrackingError,
     artifact_folder,
@@ -276,7 +276,7 @@ def test_one_writer_at_a_time_and_none_after_its_death(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     code = (
         "import sys, time; from workers.data.storage import Storage\n"
-        "from orchestrator.views.mlflow import _sole_writer as sole_writer\n"
+        "from orchestrator.views.mlflow import sole_writer as sole_writer\n"
         "with sole_writer(Storage(sys.argv[1])): print('held', flush=True); time.sleep(3600)"
     )
     with subprocess.Popen(

@@ -28,9 +28,10 @@ from orchestrator.store.launches import load_identity
 from orchestrator.store.records import TrialRecord, read_trials, trial_file, write_trial
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Views
-from orchestrator.views.mlflow import MlflowView, find_location, sync
+from orchestrator.views.mlflow import MlflowView
 from orchestrator.views.mlflow_client import TrackingError, free_port
 from orchestrator.views.mlflow_place import TrackingPlace
+from orchestrator.views.mlflow_sync import find_location, sync
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.mlflow_processes import sync_result
 from tests.fakes.mlflow_proxy import Address, proxy
@@ -219,7 +220,7 @@ def test_ui_ends_well_on_sigterm(storage: Storage) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with (
         mock.patch("orchestrator.views.mlflow_client.serving", serving),
-        mock.patch("orchestrator.views.mlflow.sync"),
+        mock.patch("orchestrator.views.mlflow_sync.sync"),
     ):
         shown = specfrontier("ui", storage.uri)
     assert (shown.code, shown.err) == (0, "")
@@ -257,17 +258,16 @@ def test_ui_makes_the_view_that_an_earlier_version_did_not(
             if key.startswith("mlflow.sharedViewState.")
         }
 
-    client, no_view = (
-        MlflowClient(mlflow_server),
-        mock.patch("orchestrator.views.mlflow._share_views"),
-    )
+    client = MlflowClient(mlflow_server)
+    no_view = mock.patch("orchestrator.views.mlflow.write_shared_views")
     with no_view:
         assert not views()
     assert specfrontier("ui", storage.uri).code == 0
     with no_view:
         assert sorted("specfrontier.pareto" in view for view in views().values()) == [False, True]
     refused = mock.patch(
-        "orchestrator.views.mlflow._share_views", side_effect=PermissionError("read-only")
+        "orchestrator.views.mlflow_sync.write_shared_views",
+        side_effect=PermissionError("read-only"),
     )
     with refused:
         shown = specfrontier("ui", storage.uri)

@@ -12,7 +12,7 @@ from mlflow.tracking import MlflowClient
 
 from orchestrator.store.records import TrialRecord, write_trial
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.mlflow import find_location, sync
+from orchestrator.views.mlflow_sync import find_location, sync
 from tests.fakes.synthetic_sweeps import stop_early, write_sweep
 from tests.fakes.timed_sweeps import SPEEDS, time_again, write_timed_sweep
 from workers.data.storage import Storage
