@@ -44,7 +44,6 @@ STILL_LONG = (
     "workers.decoding.accept_kernel:",
     "workers.decoding.kernels:",
     "orchestrator.run.trial:",
-    "orchestrator.views.mlflow_runs",
     "orchestrator.views.study",
 )
 MIN_SLACK, SLACK_SHARE = 2, 0.02  # how far a figure may be below its budget

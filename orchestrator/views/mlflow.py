@@ -43,8 +43,9 @@ from orchestrator.views.mlflow_client import (
     replace_damaged_database,
     was_moved,
 )
+from orchestrator.views.mlflow_page import MlflowLocation, describe_run, shared_views
 from orchestrator.views.mlflow_place import TrackingPlace
-from orchestrator.views.mlflow_runs import NOTE, MlflowLocation, describe_run
+from orchestrator.views.mlflow_runs import NOTE
 from workers.data.pictures import is_intact_png
 from workers.data.storage import Storage
 
@@ -359,7 +360,7 @@ def write_shared_views(
     """Set the tags of the shared views that differ from the experiment's `tags`, and add them
     there.
     """
-    for key, view in runs.shared_views(sweep).items():
+    for key, view in shared_views(sweep).items():
         if tags.get(key) != view:
             client.set_experiment_tag(experiment_id, key, view)
             tags[key] = view

@@ -11,10 +11,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +21,12 @@ from orchestrator.front.choice import DEFAULT_FACTORS, has_default_bar
 from orchestrator.front.compare import hypervolume
 from orchestrator.front.joint import directions, values_of
 from orchestrator.front.pareto import Floats, knee, nondominated
-from orchestrator.front.questions import front_records
 from orchestrator.store.identity import Identity
 from orchestrator.store.names import SettingNames, title
 from orchestrator.store.prices import is_priced
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.store.sweep import Sweep
-from orchestrator.text import clean, markdown, without_credentials
-from orchestrator.views.mlflow_client import public_uri
+from orchestrator.text import clean, without_credentials
 from search_spaces.constraints import AT_BATCH, split_batch
 from search_spaces.documents import shorten
 
@@ -38,7 +34,7 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 # MLflow's limits in characters. That of tags is larger on newer servers.
-_MAX_PARAM, _MAX_TAG, _MAX_NAME = 6000, 5000, 250
+_MAX_PARAM, MAX_TAG, _MAX_NAME = 6000, 5000, 250
 # groups: standard errors; values by images, and by batch
 ERROR, SERIES, BY_BATCH = "error/", "series/", "by_batch/"
 # of a metric's names
@@ -62,12 +58,6 @@ SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL, FEASIBLE, VIOLATED, TIMED_O
 PARENT = "mlflow.parentRunId"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
 NOTE = "mlflow.note.content"  # the tag with a run's description
-_VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
-# tags of an experiment, by the key in the address
-_SHARED_VIEW, _ALL = "mlflow.sharedViewState.", "-trials"
-_GAP = "&ensp;"  # MLflow's tables have no space between columns
-_NOTE_TRIALS = 8  # of the table in a sweep's description, which is as wide as half of a window
-_VIEW_PARAMS = 12  # of a shared view
 
 
 def sweep_id(identity: Identity) -> str:
@@ -154,7 +144,7 @@ def clean_tags(tags: Mapping[str, Any]) -> dict[str, str]:
         key: without_credentials(str(value)) for key, value in tags.items() if value is not None
     }
     return {
-        shorten(key, _MAX_NAME, "-"): shorten(text, _MAX_TAG) for key, text in texts.items() if text
+        shorten(key, _MAX_NAME, "-"): shorten(text, MAX_TAG) for key, text in texts.items() if text
     }
 
 
@@ -268,7 +258,7 @@ def marks(parent: str, record: TrialRecord, *, pareto: bool) -> dict[str, str]:
     `timed_on`: the device of its speeds.
     """
     violated = shorten(
-        "; ".join(name for name, value in record.constraints.items() if value > 0), _MAX_TAG
+        "; ".join(name for name, value in record.constraints.items() if value > 0), MAX_TAG
     )
     return {
         PARENT: parent,
@@ -365,140 +355,3 @@ def reference(vanilla: Floats, toward: Sequence[str]) -> Floats:
 def _worse(toward: Sequence[str]) -> Floats:
     """The sign of a change for the worse."""
     return np.array([-1.0 if direction == "maximize" else 1.0 for direction in toward])
-
-
-@dataclass(frozen=True, slots=True)
-class MlflowLocation:
-    """A sweep's location in MLflow.
-
-    uri: with credentials. parent: id of the sweep's run, "" if it was never logged. runs: ids of
-    the trials' runs by number. front: numbers of the trials on the front.
-    """
-
-    identity: Identity
-    uri: str
-    experiment_id: str = ""
-    parent: str = ""
-    runs: Mapping[int, str] = field(default_factory=dict)
-    front: Sequence[int] = ()
-
-    def links(self, base: str = "") -> dict[str, str]:
-        """Addresses on the server at `base`, by default at the URI: the server, the sweep's run,
-        its trials as a table, and the runs on the front with the parameters in which they differ.
-        """
-        base = base or public_uri(self.uri)
-        pages = {"mlflow": base.rstrip("/")}
-        if self.parent:
-            pages["sweep"] = run_link(self.parent, self.experiment_id, base)
-            pages["trials"] = trials_link(self.identity, self.experiment_id, base)
-        if any(number in self.runs for number in self.front):
-            pages["compare"] = front_link(self.identity, self.experiment_id, base)
-        return pages
-
-
-def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> str:
-    """The description of the sweep's run, in Markdown: links to its pages, and its front as a
-    table. MLflow folds all but 100 pixels of it: a line and three rows. runs: ids by the trial's
-    number.
-    """
-    all_trials = f"[All trials]({trials_link(sweep.identity, experiment_id)})"
-    front = [runs[record.number] for record in front_records(sweep)]
-    if not front:
-        return f"{all_trials}. No trial is on the front yet."
-    members = f"[front with its parameters]({front_link(sweep.identity, experiment_id)})"
-    all_of_them = f"[side by side]({compare_link(front, experiment_id)})"
-    links = {number: run_link(run_id, experiment_id) for number, run_id in runs.items()}
-    return shorten(
-        "\n".join([f"{all_trials}, {members}, {all_of_them}", "", *_front_table(sweep, links)]),
-        _MAX_TAG,
-    )
-
-
-def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
-    """The lines of a table with a column for each trial on the front, best first objective last,
-    and a row for each objective; of a long front, trials over its whole length. links: the
-    addresses of the trials' pages.
-    """
-    names = [metric.name for metric in sweep.identity.objectives]
-    front = sorted(front_records(sweep), key=lambda record: record.metrics[names[0]].value)
-    places = np.linspace(0, len(front) - 1, min(len(front), _NOTE_TRIALS)).round().astype(int)
-    shown = [front[place] for place in places]
-    settings = sweep.names.alike(record.config for record in front if record.config is not None)
-    titles = [markdown(title(r.label, settings.name(r.config))).replace('"', '\\"') for r in shown]
-    heads = [
-        f'[{r.number}]({links[r.number]} "{text}")' for r, text in zip(shown, titles, strict=True)
-    ]
-    corner = "trial" if len(shown) == len(front) else f"{len(shown)} of {len(front)} trials"
-    values = [[str(record.metrics[name]).partition(" ±")[0] for record in shown] for name in names]
-    rows = [
-        [markdown(name), *(f"{_GAP}{value}" for value in own)]
-        for name, own in zip(names, values, strict=True)
-    ]
-    return [
-        f"| {' | '.join(cells)} |"
-        for cells in ([corner, *heads], ["---"] * (1 + len(shown)), *rows)
-    ]
-
-
-def shared_views(sweep: Sweep) -> dict[str, str]:
-    """The tags of an experiment that hold MLflow's shared views, which `front_link` and
-    `trials_link` open: tables of the runs on the sweep's front, and of all of its trials, with the
-    objectives and the parameters in which these trials differ. The format is MLflow's own.
-    """
-    name = f"{_SHARED_VIEW}{sweep_id(sweep.identity)}"
-    return {
-        name: _view(sweep, front_records(sweep), f"tags.`{PARETO}` = 'true'"),
-        f"{name}{_ALL}": _view(sweep, sweep.records, f"tags.`{KIND}` = 'trial'"),
-    }
-
-
-def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
-    flat = [record.config.flat() for record in records if record.config is not None]
-    keys = dict.fromkeys(key for settings in flat for key in settings)
-    differing = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1][
-        :_VIEW_PARAMS
-    ]
-    objectives = [metric.name for metric in sweep.identity.objectives]
-    columns = [
-        *(f"metrics.`{legal_name(name)}`" for name in objectives),
-        *(f"params.`{legal_name(key)}`" for key in differing),
-    ]
-    condition = f"tags.`{SWEEP_ID}` = '{sweep_id(sweep.identity)}' and {condition}"
-    order = {
-        "orderByKey": columns[0],
-        "orderByAsc": sweep.identity.objectives[0].direction == "minimize",
-    }
-    return json.dumps({"searchFilter": condition, **order, "selectedColumns": columns})
-
-
-def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> str:
-    """The address of MLflow's comparison of runs; relative if `base` is empty."""
-    quoted = [
-        quote(json.dumps(ids, separators=(",", ":")), safe="") for ids in (run_ids, [experiment_id])
-    ]
-    return _page(f"#/compare-runs?runs={quoted[0]}&experiments={quoted[1]}&{_VIEW}", base)
-
-
-def front_link(identity: Identity, experiment_id: str, base: str = "") -> str:
-    """The address of the table of the runs on a sweep's front (see `shared_views`); relative if
-    `base` is empty.
-    """
-    key = f"viewStateShareKey={sweep_id(identity)}"
-    return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=TABLE&{_VIEW}", base)
-
-
-def trials_link(identity: Identity, experiment_id: str, base: str = "") -> str:
-    """The address of a sweep's trials as a table, best first (see `shared_views`); relative if
-    `base` is empty.
-    """
-    key = f"viewStateShareKey={sweep_id(identity)}{_ALL}"
-    return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=TABLE&{_VIEW}", base)
-
-
-def run_link(run_id: str, experiment_id: str, base: str = "") -> str:
-    """The address of a run's page; relative if `base` is empty."""
-    return _page(f"#/experiments/{experiment_id}/runs/{run_id}?{_VIEW}", base)
-
-
-def _page(fragment: str, base: str) -> str:
-    return f"{base.rstrip('/')}/{fragment}" if base else fragment

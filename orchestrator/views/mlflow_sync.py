@@ -17,8 +17,8 @@ from orchestrator.views.mlflow_client import (
     as_tracking_error,
     connect,
 )
+from orchestrator.views.mlflow_page import MlflowLocation
 from orchestrator.views.mlflow_place import TrackingPlace
-from orchestrator.views.mlflow_runs import MlflowLocation
 from orchestrator.views.tables import replace_damaged
 from workers.data.storage import Storage
 
@@ -82,7 +82,7 @@ def find_location(sweep: Sweep, uri: str | None = None) -> MlflowLocation:
 
 
 def share_views(sweep: Sweep, location: MlflowLocation) -> None:
-    """Make the shared views of a sweep (see `runs.shared_views`) that its experiment lacks.
+    """Make the shared views of a sweep (see `mlflow_page.shared_views`) that its experiment lacks.
 
     Raises:
         TrackingError: MLflow cannot be reached, or refuses.

@@ -15,7 +15,8 @@ import pytest
 
 from orchestrator.front.questions import front_records
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.mlflow_runs import compare_link, run_link, run_name
+from orchestrator.views.mlflow_page import compare_link, run_link
+from orchestrator.views.mlflow_runs import run_name
 from orchestrator.views.mlflow_sync import find_location
 from tests.fakes.command_line import specfrontier
 from tests.fakes.timed_sweeps import write_timed_sweep

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator.errors import StudyError
 from orchestrator.store.sweep import Sweep
 from orchestrator.views import mlflow_sync
-from orchestrator.views.mlflow_runs import MlflowLocation
+from orchestrator.views.mlflow_page import MlflowLocation
 from tests.fakes.studies import named_config, study_identity, study_view
 from tests.fakes.synthetic_sweeps import identity
 from tests.fakes.waiting import HANG_S

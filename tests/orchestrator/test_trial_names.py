@@ -16,7 +16,7 @@ from orchestrator.report.page import page_data
 from orchestrator.store.names import title, trial_title
 from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.mlflow_runs import describe_run
+from orchestrator.views.mlflow_page import describe_run
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import SAMPLING, write_sweep
 from workers.data.storage import Storage

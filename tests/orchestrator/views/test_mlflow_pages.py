@@ -10,16 +10,15 @@ from urllib.parse import parse_qs
 
 from orchestrator.front.questions import front_records
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.mlflow_runs import (
+from orchestrator.views.mlflow_page import (
     compare_link,
     describe_run,
     front_link,
-    legal_name,
     run_link,
     shared_views,
-    sweep_id,
     trials_link,
 )
+from orchestrator.views.mlflow_runs import legal_name, sweep_id
 from tests.fakes.searched_sweeps import write_searched_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.metrics.estimate import measured
