@@ -1,1 +1,3 @@
-"""Launching a sweep: its options, the checks before any worker starts, and the start."""
+"""The stages of a launch: options, read, inspection, checks, start, launch; supervise runs the last
+two.
+"""

@@ -389,7 +389,7 @@ def write_foreign_study() -> None:
         ),
         (write_store, ("--resume", "--set", "metrics=[fid]"), ("metrics", "--name")),
         (
-            lambda: write_store(captions={"hash": "0"}),
+            lambda: write_store(captions={"count": 96, "hash": "0", "source": "scenes"}),
             ("--resume",),
             ("captions: scenes has changed", "--name"),
         ),
