@@ -19,7 +19,7 @@ import typer
 
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, explain
 from orchestrator.outputs import check_lasting, check_output
-from orchestrator.store.databases import expand_home
+from orchestrator.store import databases
 from search_spaces.paths import is_remote, local_path
 from workers.runtime.process import use_threads
 
@@ -132,9 +132,9 @@ def _spaces() -> list[str]:
 
 
 def _sweeps() -> list[str]:
-    from orchestrator.store.files import IDENTITY, SWEEPS
+    from orchestrator.store import files
 
-    return sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
+    return sorted(path.parent.name for path in Path(files.SWEEPS).glob(f"*/{files.IDENTITY}"))
 
 
 def _presets() -> list[str]:
@@ -232,7 +232,7 @@ def output_place(option: typer.CallbackParam, place: str | None) -> str | None:
         return output_path(option, place)
     with ends_with(WRONG_USAGE):
         check_lasting(option.opts[0], place)
-        return expand_home(place)
+        return databases.expand_home(place)
 
 
 def _use_threads(count: int | None) -> int | None:

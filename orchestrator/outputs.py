@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
-from orchestrator.store.databases import local_file
+from orchestrator.store import databases
 from orchestrator.text import csv_cell, without_credentials
 from search_spaces.paths import is_remote, local_path
 from workers.data.storage import Storage
@@ -55,7 +55,9 @@ def check_lasting(option: str, output: str) -> None:
 
 
 def _is_lasting(place: str) -> bool:
-    path = local_file(place.removeprefix("file://")) if _JOB_VARIABLE in os.environ else None
+    if _JOB_VARIABLE not in os.environ:
+        return True
+    path = databases.local_file(place.removeprefix("file://"))
     return path is None or (path.is_absolute() and _JOB_COPY not in f"{os.path.realpath(path)}/")
 
 

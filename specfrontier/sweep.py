@@ -15,8 +15,8 @@ from orchestrator.front.choice import BEST, KNEE, Choice, Recommendation, recomm
 from orchestrator.front.front import Front, front_of
 from orchestrator.front.questions import trial_rows
 from orchestrator.front.trial import Trial
+from orchestrator.store import files
 from orchestrator.store import sweep as results
-from orchestrator.store.files import near_path
 from orchestrator.text import clean, counted, html_table, percent
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ class Sweep(results.Sweep):
     def _headline(self) -> str:
         names = " and ".join(metric.name for metric in self._own_front.metrics)
         on_front = f"{len(self._own_front.members)} on the front of {names}"
-        place = near_path(self.storage)
+        place = files.near_path(self.storage)
         speeds = "" if self.machine is None else f"; speeds on {self.machine}"
         return clean(
             f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front}{speeds} "

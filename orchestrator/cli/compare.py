@@ -175,14 +175,14 @@ def _on_all_machines(sweep: Sweep) -> list[Sweep]:
     Raises:
         QueryError: it has prices of one only.
     """
-    from orchestrator.store.files import command
+    from orchestrator.store import files
     from orchestrator.store.prices import Machine
 
     machines = Machine.all(sweep.prices)
     if len(machines) < 2:
         have = f"prices of {machines[0]} only" if machines else "no prices of a device"
         raise QueryError(
-            f"sweep {sweep.name} has {have}; `{command(sweep.storage, 'time')}` measures others"
+            f"sweep {sweep.name} has {have}; `{files.command(sweep.storage, 'time')}` measures others"
         )
     return [sweep.priced_on(machine) for machine in machines]
 

@@ -17,7 +17,7 @@ from orchestrator.options import complete_preset, complete_sweep
 from orchestrator.outputs import output_folder, read_input
 
 if TYPE_CHECKING:
-    from orchestrator.store.config_file import Setting
+    from orchestrator.store import config_file
 
 EPILOG = """\b
 Examples:
@@ -100,7 +100,7 @@ def _describe_presets() -> str:
     )
 
 
-def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
+def _read_setting(source: Source, wanted: q.TrialOptions) -> config_file.Setting:
     """The config of a preset, a file or a sweep's trial (vanilla without any), and what was
     measured of it.
 
@@ -109,12 +109,7 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
     Raises:
         CommandError: wrong usage, or the sweep has no such trial.
     """
-    from orchestrator.store.config_file import (
-        MeasuredSpeed,
-        Setting,
-        head_comments,
-        naming_plugins,
-    )
+    from orchestrator.store import config_file
     from search_spaces.documents import read_document
     from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
@@ -134,22 +129,26 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> Setting:
         raise CommandError(f"{options} choose a sweep's trial; add --from SWEEP", WRONG_USAGE)
     with ends_with(WRONG_USAGE):
         if source.preset is not None:
-            return Setting(find_preset(source.preset).to_mapping())
+            return config_file.Setting(find_preset(source.preset).to_mapping())
         if (file := source.config) is None:
-            return Setting({})
+            return config_file.Setting({})
         data = read_input(file)
         document = read_document(data, file)
         text = data.decode("utf-8-sig")
-        with document.locate_errors(), naming_plugins(text):
+        with document.locate_errors(), config_file.naming_plugins(text):
             whole = DecodingConfig.from_mapping(document.data, Sampling())
         mapping = whole.with_sampling(None).to_mapping() | {
             "sampling": document.data.get("sampling")
         }
-        return Setting(mapping, speed=MeasuredSpeed.read(text), comments=head_comments(text))
+        return config_file.Setting(
+            mapping,
+            speed=config_file.MeasuredSpeed.read(text),
+            comments=config_file.head_comments(text),
+        )
 
 
 @q.query_errors()
-def _read_trial(source: str, wanted: q.TrialOptions, *, infeasible: bool) -> Setting:
+def _read_trial(source: str, wanted: q.TrialOptions, *, infeasible: bool) -> config_file.Setting:
     """The setting of a sweep's trial; by default of the best one within the default quality bar.
 
     Raises:

@@ -19,7 +19,7 @@ from orchestrator.errors import FAILED, WRONG_USAGE, ends_with, in_memory
 from orchestrator.images import DEFAULT_BATCH, ImageEngine
 from orchestrator.options import find_models, pick_device
 from orchestrator.shown.status import drafter_warning, is_hardly_accepted
-from orchestrator.store.config_file import Setting
+from orchestrator.store import config_file
 from orchestrator.store.names import VANILLA, format_number
 from orchestrator.text import counted
 from search_spaces.trial import DecodingConfig, Sampling
@@ -35,7 +35,7 @@ from workers.runtime.device import device_name, this_device, versions
 def generate_images(
     mapping: Mapping[str, Any],
     captions: Sequence[str],
-    setting: Setting,
+    setting: config_file.Setting,
     preset: str | None,
     options: GenerationOptions,
 ) -> str:
@@ -145,7 +145,9 @@ def _by_setting(timings: Sequence[Mapping[str, Any]], column: str) -> list[list[
     ]
 
 
-def _vanilla(config: DecodingConfig, setting: Setting, sampling: Sampling) -> DecodingConfig:
+def _vanilla(
+    config: DecodingConfig, setting: config_file.Setting, sampling: Sampling
+) -> DecodingConfig:
     """What `config` is compared with: the sweep's vanilla, unless its sampling was changed since;
     else vanilla with the config's sampling. sampling: the target's defaults.
     """
@@ -159,7 +161,11 @@ def _vanilla(config: DecodingConfig, setting: Setting, sampling: Sampling) -> De
 
 
 def _header(
-    mapping: Mapping[str, Any], engine: Engine, models: Models, setting: Setting, images: int
+    mapping: Mapping[str, Any],
+    engine: Engine,
+    models: Models,
+    setting: config_file.Setting,
+    images: int,
 ) -> dict[str, Any]:
     """What the statistics say of the run besides its images. measured: the speed-up that a sweep
     measured of this config, and why it is not that of this run.

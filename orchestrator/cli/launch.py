@@ -129,7 +129,7 @@ def _summary(
     from orchestrator.front.choice import example_limit, recommend
     from orchestrator.front.front import front_of
     from orchestrator.shown.status import sweep_notes
-    from orchestrator.store.files import FRONT_PLOT, REPORT, command, near_path
+    from orchestrator.store import files
     from orchestrator.store.sweep import Sweep
     from orchestrator.views.mlflow_client import is_server
 
@@ -138,10 +138,10 @@ def _summary(
     notes = sweep_notes(sweep)
     if found.infeasible_note:
         notes.append(
-            f"{found.infeasible_note}; `{command(storage, 'pareto', '--infeasible')}` shows them"
+            f"{found.infeasible_note}; `{files.command(storage, 'pareto', '--infeasible')}` shows them"
         )
     if outcome.untimed:
-        again = command(storage, "time")
+        again = files.command(storage, "time")
         notes.append(
             f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this "
             "machine"
@@ -155,20 +155,22 @@ def _summary(
         reason += (
             f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
         )
-        reason += f"({command(storage, 'pareto', '--stopped')})"
+        reason += f"({files.command(storage, 'pareto', '--stopped')})"
     lines = ["", f"{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
     lines += [
-        f"report   {near_path(storage, REPORT)}",
-        f"plot     {near_path(storage, FRONT_PLOT)}",
+        f"report   {files.near_path(storage, files.REPORT)}",
+        f"plot     {files.near_path(storage, files.FRONT_PLOT)}",
     ]
     if found.candidates:
-        choose_one = command(
+        choose_one = files.command(
             storage, "pareto", "--best", example_limit(found), "--config", "fast.yaml"
         )
         lines.append(f"choose   {choose_one}")
     if mlflow and mlflow.location:
         ways = (
-            mlflow.location.links() if is_server(mlflow.uri) else {"MLflow": command(storage, "ui")}
+            mlflow.location.links()
+            if is_server(mlflow.uri)
+            else {"MLflow": files.command(storage, "ui")}
         )
         lines += [f"{name:<8} {way}" for name, way in ways.items() if name != "mlflow"]
     return safe_text(lines)

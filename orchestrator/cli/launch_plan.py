@@ -40,8 +40,8 @@ def _missing(found: Inspection) -> str:
     """The files of the models that the launch would fetch; "" if there are none."""
     if not found.missing_files:
         return ""
-    files = ", ".join(found.missing_files)
-    return f"would fetch {files}; what depends on them was not checked"
+    missing = ", ".join(found.missing_files)
+    return f"would fetch {missing}; what depends on them was not checked"
 
 
 def _earlier(found: Inspection) -> Iterator[tuple[str, str]]:
@@ -188,11 +188,10 @@ def _on(nodes: Mapping[str, str] | None) -> str:
 
 def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     """What is left of a sweep that exists, and the process that runs it now."""
-    from orchestrator.store.files import DRIVER_LOCK, SHARDS, SWEEP
-    from orchestrator.store.locks import read_holder
+    from orchestrator.store import files, locks
     from orchestrator.store.records import read_trials
 
-    if not storage.exists(SWEEP):
+    if not storage.exists(files.SWEEP):
         return
     records = read_trials(storage)
     states = [record.state for record in records]
@@ -205,12 +204,14 @@ def _resume(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     if left:
         more = f"{left} more of the budget"
     recorded = {name for record in records for name in record.shards}
-    unfinished = sum(f"{SHARDS}/{name}" not in recorded for name in storage.names(SHARDS))
+    unfinished = sum(
+        f"{files.SHARDS}/{name}" not in recorded for name in storage.names(files.SHARDS)
+    )
     kept = ""
     if unfinished:
         kept = f"; {counted(unfinished, 'shard')} of unfinished trials will not be generated again"
     yield "resume", f"{finished}; --resume keeps them and runs {more}{kept}"
-    if (driver := read_holder(storage, DRIVER_LOCK)) and driver.is_alive:
+    if (driver := locks.read_holder(storage, files.DRIVER_LOCK)) and driver.is_alive:
         yield "running", f"{driver.name}: a launch is refused until it ends"
 
 

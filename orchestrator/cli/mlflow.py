@@ -107,7 +107,7 @@ def sync(
     with ends_with(WRONG_USAGE):
         opened = open_sweep(sweep)
     from orchestrator.shown.status import session_problems
-    from orchestrator.store.files import command
+    from orchestrator.store import files
     from orchestrator.views.mlflow_client import LOCAL_SERVER, is_server, public_uri
     from orchestrator.views.mlflow_sync import sync
 
@@ -118,7 +118,7 @@ def sync(
     links = found.links("" if is_server(found.uri) else LOCAL_SERVER)
     facts = {"logged": done.logged, "already": done.already, "uri": tracking_uri, "links": links}
     facts["notes"] = session_problems(opened)
-    shown = links if is_server(found.uri) else {"MLflow": command(opened.storage, "ui")}
+    shown = links if is_server(found.uri) else {"MLflow": files.command(opened.storage, "ui")}
     lines = [
         f"{counted(done.logged, 'trial')} logged, {done.already} already there: {tracking_uri}"
     ]

@@ -289,9 +289,9 @@ def _table_file(answer: Answer, output: Output) -> bytes:
 
 def _generate_command(chosen: Choice, file: str) -> str:
     """The command that generates with the config in a file."""
-    from orchestrator.store.files import with_plugins
+    from orchestrator.store import files
 
     return (
-        f'{shlex.join(with_plugins("generate", chosen.config.plugins))} "..." --config'
+        f'{shlex.join(files.with_plugins("generate", chosen.config.plugins))} "..." --config'
         f" {shlex.quote(file)}"
     )

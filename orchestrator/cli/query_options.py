@@ -248,11 +248,11 @@ def query_errors() -> Iterator[None]:
     """Turn an invalid query or a missing sweep into exit code 2, an unreadable sweep or no such
     trial into 1.
     """
-    from orchestrator.store.files import NoSweepError
+    from orchestrator.store import files
 
     with (
         ends_with(FAILED),
-        ends_with(WRONG_USAGE, QueryError, NoSweepError),
+        ends_with(WRONG_USAGE, QueryError, files.NoSweepError),
         ends_with(FAILED, NoChoiceError),
     ):
         yield

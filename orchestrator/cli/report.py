@@ -55,10 +55,10 @@ def report(
     if port is not None and not serve:
         raise CommandError("--port is of --serve", WRONG_USAGE)
     from orchestrator.report.page import report_page, write_report
-    from orchestrator.store.files import NoSweepError
+    from orchestrator.store import files
     from workers.data.storage import Storage
 
-    with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, NoSweepError):
+    with ends_with(FAILED), ends_with(WRONG_USAGE, QueryError, files.NoSweepError):
         storage = o.open_sweep(sweep, prices).storage
         if serve:
             _serve(storage, prices, port or 0, open_it=open_it)
@@ -96,12 +96,12 @@ def _serve(storage: Storage, prices: o.PriceOptions, port: int, *, open_it: bool
     """
     from orchestrator.report.page import page_data, render
     from orchestrator.report.server import ReportServer, version_of
-    from orchestrator.store.launches import find_launch
+    from orchestrator.store import launches
     from orchestrator.store.sweep import Sweep
 
     def make(version: str) -> str:
         opened = Sweep.open(storage, prices.device, prices.batch)
-        decode = not find_launch(storage).is_running
+        decode = not launches.find_launch(storage).is_running
         return render(page_data([opened], say, decode=decode), version)
 
     with ends_with(

@@ -22,7 +22,7 @@ from orchestrator.errors import (
     in_memory,
 )
 from orchestrator.options import find_models, pick_device, show_notes
-from orchestrator.store.config_file import Setting
+from orchestrator.store import config_file
 from orchestrator.store.identity import plugins_of
 from orchestrator.store.prices import Machine, read_prices
 from orchestrator.text import counted, describe_duration
@@ -92,7 +92,7 @@ class SessionTimer:
             with ends_with(FAILED), show_notes():
                 captions = sweep.captions()
                 models = load_entry(entry, device)
-        if files := Setting({}, weights=identity.models).differing_files(models.hashes):
+        if files := config_file.Setting({}, weights=identity.models).differing_files(models.hashes):
             verb = "differs" if len(files) == 1 else "differ"
             fix = "restore the originals, or name them with --models"
             raise CommandError(f"{', '.join(files)} {verb} from the sweep's: {fix}", FAILED)

@@ -114,20 +114,23 @@ def status(
 
 def _list_sweeps() -> tuple[dict[str, Any], list[str]]:
     """The sweeps under ./sweeps as data and as lines of text."""
-    from orchestrator.store.files import IDENTITY, SWEEPS, TRIALS, planned_trials
-    from orchestrator.store.launches import find_launch, is_preparing
+    from orchestrator.store import files, launches
     from workers.data.storage import Storage
 
     facts = list[dict[str, Any]]()
     rows = list[list[str]]()
-    for folder in sorted(Path(SWEEPS).glob("*/")):
+    for folder in sorted(Path(files.SWEEPS).glob("*/")):
         storage = Storage(folder)
         try:
-            if not (storage.exists(IDENTITY) or storage.names(TRIALS) or is_preparing(storage)):
+            if not (
+                storage.exists(files.IDENTITY)
+                or storage.names(files.TRIALS)
+                or launches.is_preparing(storage)
+            ):
                 continue
-            launch = find_launch(storage)
-            finished = len(storage.names(TRIALS))
-            planned = planned_trials(storage)
+            launch = launches.find_launch(storage)
+            finished = len(storage.names(files.TRIALS))
+            planned = files.planned_trials(storage)
         except (ValueError, OSError) as error:
             facts.append(
                 {"name": folder.name, "place": storage.display_name, "problem": explain(error)}
@@ -143,7 +146,7 @@ def _list_sweeps() -> tuple[dict[str, Any], list[str]]:
         rows.append(
             [folder.name, f"{finished}{'' if planned is None else f' of {planned}'}", launch.text]
         )
-    empty = f"no sweep under ./{SWEEPS}; `specfrontier launch SPACE` starts one"
+    empty = f"no sweep under ./{files.SWEEPS}; `specfrontier launch SPACE` starts one"
     return {"sweeps": facts}, [shown_table(("sweep", "trials", "launch"), rows) if rows else empty]
 
 
@@ -183,12 +186,11 @@ def _read_status(
     from orchestrator.front.choice import NOTHING_RECOMMENDED, recommend
     from orchestrator.front.front import front_of
     from orchestrator.shown.status import sweep_status
-    from orchestrator.store.files import find_sweep
-    from orchestrator.store.launches import is_preparing
+    from orchestrator.store import files, launches
     from orchestrator.store.sweep import Sweep
 
-    storage = find_sweep(sweep)
-    opened = None if is_preparing(storage) else Sweep.open(storage)
+    storage = files.find_sweep(sweep)
+    opened = None if launches.is_preparing(storage) else Sweep.open(storage)
     now = sweep_status(storage, opened)
     facts: dict[str, Any] = asdict(now)
     lines = _describe(now)

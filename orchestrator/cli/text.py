@@ -187,12 +187,12 @@ def describe_front(answer: Answer) -> list[str]:
 
 def _describe_machine(name: str, sweep: Sweep) -> str:
     """What the speeds of a sweep are of, and how to see those on its other devices."""
-    from orchestrator.store.files import command
+    from orchestrator.store import files
     from orchestrator.store.prices import Machine
 
     others = len(Machine.all(sweep.prices)) - 1
     where = (
-        f" ({counted(others, 'other')}: {command(sweep.storage, 'compare', '--by', 'device')})"
+        f" ({counted(others, 'other')}: {files.command(sweep.storage, 'compare', '--by', 'device')})"
         if others
         else ""
     )

@@ -11,7 +11,7 @@ from orchestrator.cli import query_options as q
 from orchestrator.cli.text import show
 from orchestrator.errors import FAILED, WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, grouped, option
-from orchestrator.store.config_file import SPEEDUP
+from orchestrator.store import config_file
 from orchestrator.text import counted
 from workers.runtime.process import prefer_threads
 
@@ -55,15 +55,15 @@ def time_sweep(
     `report` and `compare` show them with --device and --batch. Sessions are stored in the sweep by
     device, threads and batch, each when it has finished.
     """
-    from orchestrator.store.launches import find_launch
+    from orchestrator.store import launches
 
     opened = q.open_sweep(sweep)
-    if SPEEDUP not in opened.identity.metrics:
+    if config_file.SPEEDUP not in opened.identity.metrics:
         raise CommandError(
-            f"sweep {opened.name} does not measure {SPEEDUP}, for which settings are timed",
+            f"sweep {opened.name} does not measure {config_file.SPEEDUP}, for which settings are timed",
             WRONG_USAGE,
         )
-    if (launch := find_launch(opened.storage)).is_running:
+    if (launch := launches.find_launch(opened.storage)).is_running:
         raise CommandError(
             f"{opened.storage.display_name}: {launch.text}; time it when it has ended", FAILED
         )
@@ -153,14 +153,14 @@ def _show_speeds(
     from orchestrator.front.front import front_of
     from orchestrator.front.questions import objectives_of
     from orchestrator.shown.status import session_problems
-    from orchestrator.store.files import MLFLOW_PLACE, REPORT, command
+    from orchestrator.store import files
     from orchestrator.store.prices import is_priced
 
     own = sweep.priced()
     machine = timer.machine
     goals = objectives_of(sweep)
     if not any(is_priced(metric.name) for metric in goals):
-        goals = objectives_of(sweep, SPEEDUP)
+        goals = objectives_of(sweep, config_file.SPEEDUP)
     priced = [own] if own.machine == machine else [own.priced_on(machine), own]
     fronts = [front_of([found], *(metric.name for metric in goals)) for found in priced]
     table, lines = side_by_side(fronts, {record.number for record in records})
@@ -179,15 +179,17 @@ def _show_speeds(
         "",
         *lines,
         "",
-        f"the front there: {command(sweep.storage, 'pareto', *machine.options)}",
+        f"the front there: {files.command(sweep.storage, 'pareto', *machine.options)}",
     ]
     if len(fronts) > 1:
-        lines.append(f"of all devices:  {command(sweep.storage, 'compare', '--by', 'device')}")
+        lines.append(
+            f"of all devices:  {files.command(sweep.storage, 'compare', '--by', 'device')}"
+        )
     if own.machine is not None and own.machine.device == machine.device:
-        lines += [f"the report page: {command(sweep.storage, 'report')}"] * sweep.storage.exists(
-            REPORT
-        )
-        lines += [f"update MLflow:   {command(sweep.storage, 'sync')}"] * sweep.storage.exists(
-            MLFLOW_PLACE
-        )
+        lines += [
+            f"the report page: {files.command(sweep.storage, 'report')}"
+        ] * sweep.storage.exists(files.REPORT)
+        lines += [
+            f"update MLflow:   {files.command(sweep.storage, 'sync')}"
+        ] * sweep.storage.exists(files.MLFLOW_PLACE)
     show(facts, lines, as_json=as_json)

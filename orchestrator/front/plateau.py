@@ -22,8 +22,7 @@ import numpy as np
 from orchestrator.front.compare import reference_point, sampled_hypervolumes
 from orchestrator.front.joint import JointErrors, directions
 from orchestrator.front.pareto import nondominated
-from orchestrator.store import events
-from orchestrator.store.files import read_sweep_yaml
+from orchestrator.store import events, files
 from orchestrator.store.records import FAILED, TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
@@ -136,7 +135,7 @@ class Plateau:
 
 def _read_plateau(sweep: Sweep) -> tuple[Plateau | None, Mapping[str, Any]]:
     """The rule of a stored sweep, and its sections as plain data."""
-    plain = read_sweep_yaml(sweep.storage)
+    plain = files.read_sweep_yaml(sweep.storage)
     return (
         Plateau.of(
             plain.get("budget") or {}, len(plain.get("enqueue") or ()), sweep.identity.objectives

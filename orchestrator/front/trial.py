@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from orchestrator.front.joint import JointErrors
 from orchestrator.front.query import limit_confidence, limit_samples
-from orchestrator.store.config_file import MeasuredSpeed, Setting, config_header
+from orchestrator.store import config_file
 from orchestrator.store.names import SettingNames, title, trial_title
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -170,7 +170,9 @@ class Trial:
     def header(self) -> str:
         """The comments at the head of the file that `save` writes (see `config_header`)."""
         names = [metric.name for metric in self.metrics_asked]
-        return config_header(self.sweep.identity, self.record, self._purpose, names, self.changes)
+        return config_file.config_header(
+            self.sweep.identity, self.record, self._purpose, names, self.changes
+        )
 
     @property
     def _purpose(self) -> str:
@@ -182,15 +184,15 @@ class Trial:
         """The config as YAML, below comments that say what the sweep measured, at which batch."""
         return self.header + write_document(self.config.to_mapping())
 
-    def to_setting(self) -> Setting:
+    def to_setting(self) -> config_file.Setting:
         """Its config to generate with."""
         identity = self.sweep.identity
-        return Setting(
+        return config_file.Setting(
             mapping=self.config.to_mapping(),
             origin=f"{self._purpose}: trial {self.number} of {self.sweep.name}",
             models=self.models,
             batch=self.batch,
-            speed=MeasuredSpeed.of(identity, self.record),
+            speed=config_file.MeasuredSpeed.of(identity, self.record),
             comments=self.header,
             weights=identity.models,
             baseline=identity.baseline,

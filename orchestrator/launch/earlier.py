@@ -29,7 +29,7 @@ from typing import Any, Self
 from orchestrator.front.questions import front_records
 from orchestrator.launch.earlier_source import EarlierSweepError, Source
 from orchestrator.run.racing import at_full_size
-from orchestrator.store.files import EARLIER
+from orchestrator.store import files
 from orchestrator.store.identity import plugins_of
 from orchestrator.store.prices import violations
 from orchestrator.store.records import TrialRecord
@@ -205,19 +205,19 @@ class Earlier:
         Raises:
             ValueError: the file is damaged.
         """
-        if not storage.exists(EARLIER):
+        if not storage.exists(files.EARLIER):
             return None
         try:
             with plugins_of(storage):
-                plain = load_checked(storage.read(EARLIER))
+                plain = load_checked(storage.read(files.EARLIER))
                 front = tuple(Enqueued.read(entry, None) for entry in plain["front"])
                 return cls(tuple(map(Source.from_mapping, plain["sources"])), front)
         except ConfigError as error:  # of a plugin that is not loaded
-            raise ConfigError(error.path, error.problem, storage.locate(EARLIER)) from error
+            raise ConfigError(error.path, error.problem, storage.locate(files.EARLIER)) from error
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(
-                f"{storage.locate(EARLIER)}: damaged ({error}); launch under another --name, with "
-                "the same --from"
+                f"{storage.locate(files.EARLIER)}: damaged ({error}); launch under another "
+                "--name, with the same --from"
             ) from error
 
     def at(self, places: Mapping[str, str]) -> Self:

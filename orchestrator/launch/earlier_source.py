@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from orchestrator.cluster.placement import diff_images
-from orchestrator.store.files import EARLIER, IDENTITY
+from orchestrator.store import files
 from orchestrator.store.identity import Identity
 from orchestrator.store.prices import is_priced
 from orchestrator.store.records import FAILED, TrialRecord, may_compare_speeds
@@ -182,7 +182,7 @@ class Source:
         """
         try:
             images = EarlierImages.open(self.worker_arguments())
-            if images is None or not images.storage.exists(IDENTITY) or not self.images:
+            if images is None or not images.storage.exists(files.IDENTITY) or not self.images:
                 return []
             if captions["hash"] == self.facts["captions"]["hash"]:
                 return list(range(captions["count"]))
@@ -248,16 +248,16 @@ def _goals(sweep: SweepConfig) -> set[str]:
 
 def _trials_before(sweep: Sweep) -> int:
     """The number of trials of the sweeps that a sweep took over, and of those that they did."""
-    if not sweep.storage.exists(EARLIER):
+    if not sweep.storage.exists(files.EARLIER):
         return 0
     try:
-        sources = load_checked(sweep.storage.read(EARLIER))["sources"]
+        sources = load_checked(sweep.storage.read(files.EARLIER))["sources"]
         counts = [fit_type(int, source["trials"]) for source in sources]
         if min(counts, default=0) < 0:
             raise ValueError("a number of trials is negative")
         return sum(counts)
     except (KeyError, TypeError, ValueError) as error:
         raise EarlierSweepError(
-            f"--from {sweep.name}: {sweep.storage.locate(EARLIER)} is damaged ({error}); restore "
-            "it, or leave this sweep out"
+            f"--from {sweep.name}: {sweep.storage.locate(files.EARLIER)} is damaged ({error}); "
+            "restore it, or leave this sweep out"
         ) from error

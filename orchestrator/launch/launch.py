@@ -24,9 +24,7 @@ from orchestrator.run.driver import Driver
 from orchestrator.run.search import Search
 from orchestrator.run.timing import time_front
 from orchestrator.run.trial import Plan, Trials
-from orchestrator.store import events
-from orchestrator.store.checked_text import drop_damaged_lines
-from orchestrator.store.files import EVENTS, SHARDS
+from orchestrator.store import checked_text, events, files
 from orchestrator.store.records import TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
@@ -60,7 +58,7 @@ def launch(request: LaunchRequest, views: Views, emit: events.EventSink, *, core
         try:
             return _launch(request, views, emit, cores)
         except ClusterLost as error:
-            lost_at.append(len(request.storage.names(SHARDS)))
+            lost_at.append(len(request.storage.names(files.SHARDS)))
             if lost_at.count(lost_at[-1]) >= _MAX_LOST_CLUSTERS:
                 raise
             note = f"{error}; starting another"
@@ -156,9 +154,9 @@ def _run_trials(
 def _read_records(storage: Storage, emit: events.EventSink) -> Sequence[TrialRecord]:
     """The trials' records. Damaged lines of the events are removed, with a note."""
     records = read_trials(storage)
-    if lines := drop_damaged_lines(storage, EVENTS):
+    if lines := checked_text.drop_damaged_lines(storage, files.EVENTS):
         removed = f"{counted(lines, 'damaged line')} removed"
-        _emit_note(emit, f"{EVENTS}: {removed}; the trials' own files are complete")
+        _emit_note(emit, f"{files.EVENTS}: {removed}; the trials' own files are complete")
     return records
 
 

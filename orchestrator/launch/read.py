@@ -12,16 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.launch.options import LaunchOptions
-from orchestrator.store.files import (
-    EARLIER,
-    IDENTITY,
-    SWEEP,
-    NoSweepError,
-    find_sweep,
-    read_sweep_text,
-)
+from orchestrator.store import files, launches
 from orchestrator.store.identity import plugins_of
-from orchestrator.store.launches import load_identity
 from orchestrator.store.records import read_trials
 from search_spaces.documents import describe_differences
 from search_spaces.paths import is_remote
@@ -102,18 +94,20 @@ def _read_earlier(sweep: SweepConfig, storage: Storage, locations: Sequence[str]
         NoSweepError, ValueError: an earlier sweep cannot be read, or a resumed sweep started from
             others.
     """
-    has_started = storage.exists(IDENTITY)
-    if not locations and not (has_started and storage.exists(EARLIER)):
+    has_started = storage.exists(files.IDENTITY)
+    if not locations and not (has_started and storage.exists(files.EARLIER)):
         return None
     from orchestrator.launch.earlier import Earlier  # imports torch, which takes seconds
 
     try:
         if not has_started:
             found = Earlier.read(locations, sweep)
-            return found.at({place.display_name: place.uri for place in map(find_sweep, locations)})
+            return found.at(
+                {place.display_name: place.uri for place in map(files.find_sweep, locations)}
+            )
         return _check_taken(Earlier.stored(storage), sweep, storage, locations)
-    except NoSweepError as error:
-        raise NoSweepError(f"--from {error}") from error
+    except files.NoSweepError as error:
+        raise files.NoSweepError(f"--from {error}") from error
 
 
 def _check_taken(
@@ -125,11 +119,11 @@ def _check_taken(
         NoSweepError: --from names another place, where no sweep is.
         ValueError: --from names another sweep.
     """
-    places = {place.display_name: place for place in map(find_sweep, locations)}
+    places = {place.display_name: place for place in map(files.find_sweep, locations)}
     known = {source.store for source in taken.sources} if taken else set()
     for name, place in places.items():
         if name not in known:
-            load_identity(place)  # a typing error is reported as such
+            launches.load_identity(place)  # a typing error is reported as such
     if taken is None:
         raise ValueError(
             f"--from: {sweep.name} exists in {storage.display_name}, and took over nothing; start "
@@ -172,9 +166,9 @@ def _read_stored(request: LaunchRequest) -> SweepConfig | None:
     """The stored sweep, None if there is none. Raises ValueError as `resume`."""
     storage = request.storage
     options = request.options
-    is_described = storage.exists(SWEEP)  # else a resumed launch writes it again
+    is_described = storage.exists(files.SWEEP)  # else a resumed launch writes it again
     is_resumed = options.resume or options.check
-    if not is_described and (is_resumed or not storage.exists(IDENTITY)):
+    if not is_described and (is_resumed or not storage.exists(files.IDENTITY)):
         return None
     if not is_resumed:
         raise ValueError(
@@ -183,7 +177,7 @@ def _read_stored(request: LaunchRequest) -> SweepConfig | None:
         )
     with plugins_of(storage):
         load_plugins()  # all of them: workers may need those of metrics and samplers too
-        stored = SweepConfig.parse(read_sweep_text(storage), storage.locate(SWEEP))
+        stored = SweepConfig.parse(files.read_sweep_text(storage), storage.locate(files.SWEEP))
     if changes := request.sweep.changes(stored):
         raise ValueError(
             f"{storage.display_name}: this sweep started with other values: "

@@ -14,8 +14,7 @@ from orchestrator.launch.earlier import Earlier
 from orchestrator.launch.inspection import models_entry
 from orchestrator.launch.read import LaunchRequest
 from orchestrator.outputs import from_anywhere
-from orchestrator.store import events
-from orchestrator.store.files import EARLIER, IDENTITY, STORE_ID, write_sweep_text
+from orchestrator.store import events, files
 from orchestrator.store.identity import Identity, check_unchanged, read_identity, write_identity
 from orchestrator.store.prices import read_prices
 from orchestrator.store.records import TrialRecord
@@ -116,9 +115,9 @@ def _store_id(storage: Storage) -> str:
     """A random id, written before any worker starts. A worker that reads another id has another
     store at this path.
     """
-    if not storage.exists(STORE_ID):
-        storage.write(STORE_ID, uuid.uuid4().hex.encode())
-    return storage.read(STORE_ID).decode("utf-8", "replace")
+    if not storage.exists(files.STORE_ID):
+        storage.write(files.STORE_ID, uuid.uuid4().hex.encode())
+    return storage.read(files.STORE_ID).decode("utf-8", "replace")
 
 
 def stored_facts(storage: Storage, earlier: Earlier | None = None) -> dict[str, Any]:
@@ -191,15 +190,15 @@ def _take_over(
     experiment = _experiment(sweep, facts)
     for source in earlier.sources:
         source.check_loaded(experiment, facts)
-    if storage.exists(IDENTITY):
+    if storage.exists(files.IDENTITY):
         return earlier.told
     for text in earlier.describe(sweep, facts["captions"], facts):
         emit(events.Note(note=f"takes over from {text}"))
     earlier = earlier.decide(sweep, facts)
     if earlier.sources:
-        storage.write(EARLIER, earlier.to_json())
+        storage.write(files.EARLIER, earlier.to_json())
     else:  # a launch that was killed here may have left another file
-        storage.remove(EARLIER)
+        storage.remove(files.EARLIER)
     return earlier.told
 
 
@@ -258,8 +257,8 @@ def keep_identity(storage: Storage, sweep: SweepConfig, identity: Identity) -> I
     stored = read_identity(storage) or identity
     check_unchanged(storage, stored, identity.to_mapping(), _FIXED)
     kept = replace(stored, plugins=tuple(dict.fromkeys([*stored.plugins, *identity.plugins])))
-    if kept != stored or not storage.exists(IDENTITY):
+    if kept != stored or not storage.exists(files.IDENTITY):
         write_identity(storage, kept)
     sweep = replace(sweep, models=replace(sweep.models, file=from_anywhere(sweep.models.file)))
-    write_sweep_text(storage, sweep.to_yaml())
+    files.write_sweep_text(storage, sweep.to_yaml())
     return kept

@@ -17,10 +17,7 @@ from orchestrator.options import command_line
 from orchestrator.report.page import ReportView
 from orchestrator.run import progress
 from orchestrator.run.racing import as_told
-from orchestrator.store import events
-from orchestrator.store.files import EVENTS, IDENTITY, remove_unfinished
-from orchestrator.store.launches import NOTIFY_VARIABLE, RESUME_CALL
-from orchestrator.store.locks import Lock, LockError, check_lock, driver_lock
+from orchestrator.store import events, files, launches, locks
 from orchestrator.store.progress import SweepProgress
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -54,7 +51,7 @@ class Ended:
 
 
 @contextmanager
-def driving(storage: Storage, say: Say) -> Iterator[Lock]:
+def driving(storage: Storage, say: Say) -> Iterator[locks.Lock]:
     """Hold the sweep's lock inside, and remove what killed launches left.
 
     Raises:
@@ -64,17 +61,17 @@ def driving(storage: Storage, say: Say) -> Iterator[Lock]:
     interrupted = f"interrupted; resume with: {_resume_command()}"
     with (
         ends_with(INTERRUPTED, KeyboardInterrupt, message=interrupted),
-        ends_with(FAILED, LockError, OSError),
+        ends_with(FAILED, locks.LockError, OSError),
         ending_within(_STOP_TIMEOUT_S, interrupted),
-        driver_lock(storage, say) as lock,
+        locks.driver_lock(storage, say) as lock,
     ):
         if lock.holder:
             say(f"the last launch ({lock.holder}) did not end by itself; this one takes over")
-        remove_unfinished(storage)
+        files.remove_unfinished(storage)
         yield lock
 
 
-def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) -> Ended:
+def supervise(request: LaunchRequest, lock: locks.Lock, say: Say, *, as_json: bool) -> Ended:
     """Run the sweep, with progress, result files and MLflow. If another launch takes the lock over,
     nothing more is written.
 
@@ -92,7 +89,7 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
     storage = request.storage
     options = request.options
     budget = sweep.budget
-    file = storage.path(EVENTS)
+    file = storage.path(files.EVENTS)
     state = SweepProgress(budget.trials, budget.images, is_upper_bound=budget.plateau is not None)
     mlflow = MlflowView(storage, options.tracking_uri) if options.mlflow else None
     notices = _notices(request, state)
@@ -101,7 +98,7 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
     ending: Ending = "failed"
-    is_sweep = storage.exists(IDENTITY)
+    is_sweep = storage.exists(files.IDENTITY)
     try:
         with progress.choose_view(state, as_json=as_json) as view:
             record = progress.event_sink(state, view, file)
@@ -110,7 +107,7 @@ def supervise(request: LaunchRequest, lock: Lock, say: Say, *, as_json: bool) ->
                 nonlocal is_sweep
                 if isinstance(event, events.Launch):
                     event = replace(event, resume=_resume_command())
-                check_lock(storage, lock)
+                locks.check_lock(storage, lock)
                 record(event)
                 is_sweep = is_sweep or isinstance(event, events.Identified)
 
@@ -198,11 +195,11 @@ def _resume_command() -> str:
     """
     arguments = command_line.get()
     if arguments is None:
-        return RESUME_CALL
+        return launches.RESUME_CALL
     words = [shlex.quote(without_credentials(word)) for word in ("specfrontier", *arguments)]
     for place, word in enumerate(arguments, start=1):  # its address may be a secret
         if word.startswith("--notify="):
-            words[place] = f"--notify={NOTIFY_VARIABLE}"
+            words[place] = f"--notify={launches.NOTIFY_VARIABLE}"
         elif place > 1 and arguments[place - 2] == "--notify":
-            words[place] = NOTIFY_VARIABLE
+            words[place] = launches.NOTIFY_VARIABLE
     return " ".join(words if "--resume" in words else [*words, "--resume"])

@@ -15,8 +15,7 @@ from orchestrator.cluster.cluster import requires_token
 from orchestrator.cluster.cluster_guard import parent_folder
 from orchestrator.launch.inspection import Inspection
 from orchestrator.outputs import check_lasting, check_writable
-from orchestrator.store.databases import MLFLOW, has_tables, is_same_database
-from orchestrator.store.files import SWEEP, check_unused
+from orchestrator.store import databases, files
 from orchestrator.store.records import read_trials
 from orchestrator.text import without_credentials
 from orchestrator.views import notices
@@ -108,7 +107,7 @@ def check_folders(found: Inspection) -> None:
     """
     storage = found.request.storage
     check_utf8(os.getcwd())
-    if (file := storage.path(SWEEP)) is not None:
+    if (file := storage.path(files.SWEEP)) is not None:
         check_writable(file.parent)
     storage.check_bucket()
 
@@ -158,8 +157,8 @@ def check_owners(found: Inspection) -> None:
     identity = found.identity
     tracking = found.tracking_uri
     if identity is None:
-        check_unused(storage)
-    if study is not None and is_database(tracking) and is_same_database(study, tracking):
+        files.check_unused(storage)
+    if study is not None and is_database(tracking) and databases.is_same_database(study, tracking):
         raise ValueError(
             f"--study {without_credentials(study)} and --tracking-uri "
             f"{without_credentials(tracking)} are one database; Optuna and MLflow need one each"
@@ -187,7 +186,7 @@ def _check_tracking_database(uri: str, storage: Storage) -> None:
     if not is_database(uri):
         return
     try:
-        has_tables(uri, MLFLOW)
+        databases.has_tables(uri, databases.MLFLOW)
     except (SQLAlchemyError, ImportError):  # logging is delayed, the sweep is not
         return
     except ValueError as error:

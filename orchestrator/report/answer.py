@@ -22,7 +22,7 @@ from orchestrator.front.plateau import plateau_notes
 from orchestrator.front.trial import Trial
 from orchestrator.report.trials import metric_title
 from orchestrator.shown.status import timing_notes
-from orchestrator.store.files import location, read_table, with_plugins
+from orchestrator.store import files
 from orchestrator.store.sweep import Sweep
 from search_spaces.sweep_sections import BUILTIN
 
@@ -141,7 +141,7 @@ def _commands(front: Front) -> dict[str, str]:
     name.
     """
     sweeps = list(front.sweeps.values())
-    words = ["specfrontier", "pareto", *(location(sweep.storage) for sweep in sweeps)]
+    words = ["specfrontier", "pareto", *(files.location(sweep.storage) for sweep in sweeps)]
     words += sweeps[0].price_options
     if sweeps[0].identity.objectives != front.metrics:
         words += ["--x", front.metrics[0].name, "--y", front.metrics[1].name]
@@ -150,7 +150,8 @@ def _commands(front: Front) -> dict[str, str]:
     plugins = {module for trial in front.candidates for module in trial.config.plugins}
     # the target's family may be one's
     plugins |= set() if models == BUILTIN else {*sweeps[0].identity.plugins}
-    generate = [*with_plugins("generate", plugins), *([] if prompt.startswith("-") else [prompt])]
+    generate = files.with_plugins("generate", plugins)
+    generate += [] if prompt.startswith("-") else [prompt]
     generate += [*([] if models == BUILTIN else ["--models", models]), "--config", _CONFIG_FILE]
     generate += ["--", prompt] if prompt.startswith("-") else []
     return {"pareto": shlex.join(words), "generate": shlex.join(generate), "config": _CONFIG_FILE}
@@ -161,11 +162,11 @@ def _short_caption(sweep: Sweep) -> str:
     be read.
     """
     shard = next((shard for record in sweep.records for shard in record.image_shards), None)
+    if shard is None:
+        return _PLACEHOLDER
     try:
-        table = None if shard is None else read_table(sweep.storage, shard, ["caption"], fix="")
+        table = files.read_table(sweep.storage, shard, ["caption"], fix="")
     except ValueError:  # the comparer notes it
-        table = None
-    if table is None or not table.num_rows:
         return _PLACEHOLDER
     captions = (" ".join(str(text).split()) for text in table["caption"].to_pylist())
     return min(captions, key=lambda text: (len(text), text)) or _PLACEHOLDER

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib import resources
 from importlib.abc import Traversable
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -38,9 +38,7 @@ from orchestrator.report.trials import (
     metric_title,
     page_trials,
 )
-from orchestrator.store.checked_text import HTML_COMMENT, dump_text
-from orchestrator.store.config_file import trial_text
-from orchestrator.store.files import REPORT, read_sweep_yaml
+from orchestrator.store import checked_text, config_file, files
 from orchestrator.store.names import Form
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED
 from orchestrator.store.sweep import Sweep
@@ -76,8 +74,8 @@ def write_report(
             fails.
     """
     page = report_page(storage, note, decode=decode, device=device, batch=batch)
-    storage.write(REPORT, dump_text(page, HTML_COMMENT))
-    return REPORT
+    storage.write(files.REPORT, checked_text.dump_text(page, checked_text.HTML_COMMENT))
+    return files.REPORT
 
 
 class ReportView(View[Sweep]):
@@ -203,7 +201,7 @@ def _head(
 ) -> dict[str, Any]:
     """What the page's head says of the sweeps. named: by the names that the page has for them."""
     vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}
-    about = read_sweep_yaml(sweeps[0].storage).get("about") if len(named) == 1 else None
+    about = files.read_sweep_yaml(sweeps[0].storage).get("about") if len(named) == 1 else None
     now = datetime.now(UTC)
     return {
         "name": " and ".join(named),
@@ -222,7 +220,7 @@ def _configs(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str]]:
     for sweep in sweeps:
         for record in sweep.records:
             if record.config:
-                yield record.digest, trial_text(sweep.identity, record)
+                yield record.digest, config_file.trial_text(sweep.identity, record)
 
 
 def _section_entries(subject: Subject) -> dict[str, dict[str, Any]]:
@@ -279,7 +277,7 @@ def _script(section: Section, name: str) -> Traversable:
         if isinstance(section.data, partial)
         else section.data.__module__
     )
-    return files(module.rpartition(".")[0]) / f"{name}.js"
+    return resources.files(module.rpartition(".")[0]) / f"{name}.js"
 
 
 def _asset(name: str) -> str:

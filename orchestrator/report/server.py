@@ -13,8 +13,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from orchestrator.errors import explain
-from orchestrator.store.files import TRIALS
-from orchestrator.store.launches import find_launch
+from orchestrator.store import files, launches
 from workers.data.shards import TIMINGS
 from workers.data.storage import Storage
 
@@ -27,8 +26,8 @@ def version_of(storage: Storage) -> str:
     its launch.
     """
     state = (
-        find_launch(storage).is_running,
-        [_files(storage, folder) for folder in (TRIALS, TIMINGS)],
+        launches.find_launch(storage).is_running,
+        [_files(storage, folder) for folder in (files.TRIALS, TIMINGS)],
     )
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -15,9 +15,8 @@ from pathlib import PurePath
 from typing import Any
 
 from orchestrator.front.plateau import plateau_notes, plateau_state
-from orchestrator.store.files import EARLIER, EVENTS, command, planned_trials
+from orchestrator.store import files, launches
 from orchestrator.store.identity import Identity
-from orchestrator.store.launches import Launch, describe_event, find_launch
 from orchestrator.store.prices import is_priced
 from orchestrator.store.progress import SweepProgress, read_progress
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, State, TrialRecord
@@ -46,14 +45,14 @@ def timing_notes(sweep: Sweep) -> list[str]:
         listed = untimed[:_MAX_LISTED]
         trials = ", ".join(map(str, listed)) + (", ..." if len(listed) < len(untimed) else "")
         chosen = [word for number in listed for word in ("--trial", str(number))]
-        again = command(sweep.storage, "time", *chosen, *place)
+        again = files.command(sweep.storage, "time", *chosen, *place)
         notes.append(
             f"trial{'s' * several} {trials} {'were' if several else 'was'} not timed on {machine}, "
             f"so {'they have' if several else 'it has'} no speed there; `{again}` adds "
             f"{'them' if several else 'it'}"
         )
     if sweep.prices.sessions_on(machine.device, machine.batch) == 1:
-        again = command(sweep.storage, "time", *place)
+        again = files.command(sweep.storage, "time", *place)
         notes.append(f"all speeds on {machine} are of one timing session; `{again}` adds others")
     return notes
 
@@ -94,7 +93,9 @@ def sweep_notes(sweep: Sweep, *, is_running: bool = False) -> list[str]:
 
 def waiting_note(sweep: Sweep) -> list[str]:
     """A sentence on what the launch does, if no trial has finished."""
-    return [] if sweep.records else [f"no trial has finished; {find_launch(sweep.storage).text}"]
+    if sweep.records:
+        return []
+    return [f"no trial has finished; {launches.find_launch(sweep.storage).text}"]
 
 
 def drafter_warnings(records: Iterable[TrialRecord], identity: Identity) -> list[str]:
@@ -171,7 +172,7 @@ class SweepStatus:
 
     name: str
     place: str
-    launch: Launch  # the latest one
+    launch: launches.Launch  # the latest one
     planned: int | None  # trials in the budget, None if it has none
     finished: int
     failed: tuple[Mapping[str, Any], ...]  # number and cause of each
@@ -199,14 +200,16 @@ def sweep_status(
     now = now or datetime.now(UTC)
     records = () if sweep is None else sweep.records
     progress = read_progress(storage)
-    launch = find_launch(storage, progress, now)
+    launch = launches.find_launch(storage, progress, now)
     finished = {record.number for record in records}
     moments = list(filter(None, [*(record.finished for record in records), progress.last]))
     latest = max(map(datetime.fromisoformat, moments), default=None)
     images = sum(record.images for record in records if record.duplicate_of is None)
     images += sum(count for number, count in progress.images.items() if number not in finished)
     is_running = launch.is_running
-    warnings = _damage(progress, records if storage.exists(EVENTS) else (), is_running=is_running)
+    warnings = _damage(
+        progress, records if storage.exists(files.EVENTS) else (), is_running=is_running
+    )
     warnings += [] if sweep is None else sweep_notes(sweep, is_running=is_running)
     name = PurePath(storage.display_name.partition("?")[0]).name if sweep is None else sweep.name
     logs = log_folder(storage)
@@ -214,14 +217,14 @@ def sweep_status(
         name=name,
         place=storage.display_name,
         launch=launch,
-        planned=planned_trials(storage),
+        planned=files.planned_trials(storage),
         finished=len(records),
         failed=_causes(records, FAILED),
         stopped=_causes(records, STOPPED),
         running=tuple(sorted(progress.running.keys() - finished)),
         images=images,
-        lost=tuple(map(describe_event, progress.lost)),
-        events=tuple(map(describe_event, progress.recent)),
+        lost=tuple(map(launches.describe_event, progress.lost)),
+        events=tuple(map(launches.describe_event, progress.recent)),
         idle_s=None if latest is None else max(0.0, (now - latest).total_seconds()),
         warnings=tuple(warnings),
         logs=None if logs is None else str(logs),
@@ -237,7 +240,7 @@ def _plateau(
     are there.
     """
     latest = progress.plateau
-    if sweep is not None and not storage.exists(EVENTS):
+    if sweep is not None and not storage.exists(files.EVENTS):
         state = plateau_state(sweep)
         latest = None if state is None else state.to_event()
     if latest is None:
@@ -249,19 +252,19 @@ def _taken(
     storage: Storage, progress: SweepProgress, records: Iterable[TrialRecord]
 ) -> Mapping[str, Any] | None:
     """What a sweep takes over (see `SweepStatus`); None if it is nothing."""
-    if not storage.exists(EARLIER):
+    if not storage.exists(files.EARLIER):
         return None
     types = {"name": str, "records": tuple[str, ...]}
     try:
         sources = [
             fit_entries(types, expect_mapping(s))
-            for s in load_checked(storage.read(EARLIER))["sources"]
+            for s in load_checked(storage.read(files.EARLIER))["sources"]
         ]
         names = [source["name"] for source in sources]
         reported = sum(len(source["records"]) for source in sources)
     except (KeyError, TypeError, ValueError) as error:
         fix = "restore it; without it the sweep cannot be resumed"
-        raise ValueError(f"{storage.locate(EARLIER)}: damaged ({error}); {fix}") from error
+        raise ValueError(f"{storage.locate(files.EARLIER)}: damaged ({error}); {fix}") from error
     copied = progress.taken | Counter(
         {record.number: record.taken * (record.duplicate_of is None) for record in records}
     )
@@ -281,7 +284,9 @@ def _damage(
     missing = [str(record.number) for record in records if record.number not in progress.finished]
     if missing:
         problems.append(f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing")
-    return [f"{EVENTS}: {problem}; the trials' own files are complete" for problem in problems]
+    return [
+        f"{files.EVENTS}: {problem}; the trials' own files are complete" for problem in problems
+    ]
 
 
 def _causes(records: Iterable[TrialRecord], state: State) -> tuple[Mapping[str, Any], ...]:

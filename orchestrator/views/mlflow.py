@@ -25,9 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.front.questions import front_records
-from orchestrator.store import files as store
-from orchestrator.store.config_file import trial_text
-from orchestrator.store.locks import exclusive
+from orchestrator.store import config_file, files, locks
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import redact_file
@@ -54,12 +52,12 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _SWEEP_ARTIFACTS = (
-    store.FRONT_PLOT,
-    store.REPORT,
-    store.FRONT_TABLE,
-    store.TRIAL_TABLE,
-    store.SWEEP,
-    store.IDENTITY,
+    files.FRONT_PLOT,
+    files.REPORT,
+    files.FRONT_TABLE,
+    files.TRIAL_TABLE,
+    files.SWEEP,
+    files.IDENTITY,
 )
 _PAGE = 1000  # runs per search request
 _BATCH = 1000  # metrics per request
@@ -258,7 +256,7 @@ class MlflowView(View[Sweep]):
             if record.digest and record.state != FAILED:
                 names = {
                     name: f"{folder}/{record.digest}.png"
-                    for name, folder in store.TRIAL_PICTURES.items()
+                    for name, folder in files.TRIAL_PICTURES.items()
                 }
                 self._download(names, Path(artifacts))
             self._log_artifacts(run.run_id, artifacts, sweep, record)
@@ -304,7 +302,9 @@ class MlflowView(View[Sweep]):
     ) -> None:
         """Upload the files in a folder; of a trial, its config.yaml too."""
         if sweep is not None and record is not None:
-            Path(folder, "config.yaml").write_text(trial_text(sweep.identity, record), "utf-8")
+            Path(folder, "config.yaml").write_text(
+                config_file.trial_text(sweep.identity, record), "utf-8"
+            )
         if not self._is_moved:
             self._client.log_artifacts(run_id, folder)
 
@@ -406,7 +406,7 @@ def sole_writer(storage: Storage) -> Iterator[None]:
     Raises:
         TrackingError: another process is logging it.
     """
-    with exclusive(storage, store.MLFLOW_LOCK) as lock:
+    with locks.exclusive(storage, files.MLFLOW_LOCK) as lock:
         if not lock.acquired:
             problem = (
                 "another process is logging this sweep to MLflow; it will log the rest, or try "

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.proxies import without_proxy
-from orchestrator.store.databases import MLFLOW, expand_home, has_tables, local_file, sole_creator
-from orchestrator.store.files import SWEEP
+from orchestrator.store import databases, files
 from orchestrator.text import without_credentials
 from orchestrator.views.follower import Ending
 from workers.data.storage import Storage
@@ -89,7 +88,7 @@ class TrackingError(ValueError):
 def resolve_uri(storage: Storage, uri: str | None) -> str:
     """The tracking URI: the given one, else MLFLOW_TRACKING_URI, else the default database."""
     given = uri or os.environ.get(URI_VARIABLE)
-    return expand_home(given) if given else default_uri(storage)
+    return databases.expand_home(given) if given else default_uri(storage)
 
 
 def default_uri(storage: Storage) -> str:
@@ -98,7 +97,7 @@ def default_uri(storage: Storage) -> str:
     All sweeps in one folder share that database, so one MLflow UI compares them. Sweeps on remote
     storage use one in the working directory.
     """
-    path = storage.path(SWEEP)
+    path = storage.path(files.SWEEP)
     folder = Path.cwd() if path is None else path.parent.parent
     return _sqlite_url(folder / _DATABASE)
 
@@ -120,7 +119,7 @@ def is_database(uri: str) -> bool:
 
 def local_database(uri: str) -> Path | None:
     """The file of a local database; None for a server."""
-    file = local_file(uri) if "://" in uri else None
+    file = databases.local_file(uri) if "://" in uri else None
     return None if file is None else file.absolute()
 
 
@@ -150,7 +149,7 @@ def credential_source() -> str:
 
 def absolute_uri(uri: str) -> str:
     """A tracking URI with the absolute path of a local database."""
-    database = local_file(uri) if "://" in uri else None
+    database = databases.local_file(uri) if "://" in uri else None
     if database is None or database.is_absolute():
         return uri
     _, sign, query = uri.partition("?")
@@ -193,10 +192,10 @@ def create_database(uri: str) -> None:
     if (database := local_database(uri)) is not None:
         database.parent.mkdir(parents=True, exist_ok=True)
     # a server's may be half made by another process
-    if database is not None and has_tables(uri, MLFLOW):
+    if database is not None and databases.has_tables(uri, databases.MLFLOW):
         return
-    with sole_creator(uri):
-        if has_tables(uri, MLFLOW):
+    with databases.sole_creator(uri):
+        if databases.has_tables(uri, databases.MLFLOW):
             return
         if database is None or (database.exists() and database.stat().st_size > 0):
             _create_tables(uri)
@@ -258,7 +257,7 @@ def replace_damaged_database(storage: Storage, uri: str) -> list[str]:
     database = local_database(uri)
     if database is None or database_problem(database) is None:
         return []
-    with sole_creator(uri):
+    with databases.sole_creator(uri):
         if (problem := database_problem(database)) is None:
             return []
         if uri != default_uri(storage):

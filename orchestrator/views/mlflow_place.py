@@ -11,8 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
-from orchestrator.store.databases import expand_home
-from orchestrator.store.files import MLFLOW_PLACE, SWEEP, command
+from orchestrator.store import databases, files
 from orchestrator.text import without_credentials
 from orchestrator.views.mlflow_client import (
     URI_VARIABLE,
@@ -54,18 +53,18 @@ class TrackingPlace:
             TrackingError: credentials would be sent to a server that only the sweep's folder names:
                 somebody else may have made it.
         """
-        variable = expand_home(os.environ.get(URI_VARIABLE, ""))
+        variable = databases.expand_home(os.environ.get(URI_VARIABLE, ""))
         name = os.environ.get(_EXPERIMENT_VARIABLE, "")
         stored_uri, stored_name, problem = _read(storage)
         remembered = variable or default_uri(storage) if stored_uri is None else stored_uri
-        used = expand_home(uri) if uri else remembered
+        used = databases.expand_home(uri) if uri else remembered
         if variable and used in (_address(variable), f"{_address(variable)}/"):
             used = variable
         is_named_by_folder = stored_uri is not None and not uri and used != variable
         if is_named_by_folder and is_server(used) and (source := credential_source()):
             raise TrackingError(
-                f"{storage.locate(MLFLOW_PLACE)}: the credentials of {source} would be sent to "
-                f"{used}, which only this file names; if it is your server, set "
+                f"{storage.locate(files.MLFLOW_PLACE)}: the credentials of {source} would be sent "
+                f"to {used}, which only this file names; if it is your server, set "
                 f"{URI_VARIABLE}={used}"
             )
         used_name = experiment or stored_name or name
@@ -88,8 +87,8 @@ class TrackingPlace:
         """Remember the place, without credentials. sweep: its name."""
         uri = "" if self._is_beside(storage) else _address(self.uri)
         place = dump_checked({"uri": uri, "experiment": self.experiment_of(sweep)})
-        if not storage.exists(MLFLOW_PLACE) or storage.read(MLFLOW_PLACE) != place:
-            storage.write(MLFLOW_PLACE, place)
+        if not storage.exists(files.MLFLOW_PLACE) or storage.read(files.MLFLOW_PLACE) != place:
+            storage.write(files.MLFLOW_PLACE, place)
 
     def sync_command(self, storage: Storage) -> str:
         """The command that logs a sweep here, from any folder and with any environment. A
@@ -101,31 +100,31 @@ class TrackingPlace:
             address = without_credentials(self.uri)
         options = [] if self._is_beside(storage) else ["--uri", address]
         options += ["--experiment", self.experiment] if self.experiment else []
-        return command(storage, "sync", *options)
+        return files.command(storage, "sync", *options)
 
     def _is_beside(self, storage: Storage) -> bool:
         """Whether this is the database next to the sweep's folder, which moves with it. The one of
         remote storage is in the working directory, so it has a path.
         """
-        return self.uri == default_uri(storage) and storage.path(SWEEP) is not None
+        return self.uri == default_uri(storage) and storage.path(files.SWEEP) is not None
 
 
 def _read(storage: Storage) -> tuple[str | None, str, str]:
     """The URI and the experiment to which a sweep was logged last, and "". None and "" if it never
     was, or if the file is damaged, with a sentence about it.
     """
-    if not storage.exists(MLFLOW_PLACE):
+    if not storage.exists(files.MLFLOW_PLACE):
         return None, "", ""
     try:
         place = fit_entries(
-            {"uri": str, "experiment": str}, load_checked(storage.read(MLFLOW_PLACE))
+            {"uri": str, "experiment": str}, load_checked(storage.read(files.MLFLOW_PLACE))
         )
     except ValueError as error:
         fix = (
             "so the place of its last log is unknown; --uri and --experiment of `specfrontier "
             "sync` name it"
         )
-        return None, "", f"{storage.locate(MLFLOW_PLACE)}: damaged ({error}), {fix}"
+        return None, "", f"{storage.locate(files.MLFLOW_PLACE)}: damaged ({error}), {fix}"
     return place.get("uri") or default_uri(storage), place.get("experiment", ""), ""
 
 

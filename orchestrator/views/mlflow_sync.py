@@ -7,9 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from orchestrator.front.questions import front_records
-from orchestrator.store import files as store
-from orchestrator.store.launches import FAILED as LAUNCH_FAILED
-from orchestrator.store.launches import FINISHED, INTERRUPTED, KILLED, find_launch
+from orchestrator.store import files, launches
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending
 from orchestrator.views.mlflow import MlflowView, find_runs, write_shared_views
@@ -99,11 +97,11 @@ def _find_ending(sweep: Sweep) -> Ending:
     was interrupted.
     """
     endings: dict[str, Ending] = {
-        FINISHED: "finished",
-        LAUNCH_FAILED: "failed",
-        INTERRUPTED: "interrupted",
+        launches.FINISHED: "finished",
+        launches.FAILED: "failed",
+        launches.INTERRUPTED: "interrupted",
     }
-    state = find_launch(sweep.storage).state
-    planned = store.planned_trials(sweep.storage)
-    is_partial = state == KILLED or (planned is not None and len(sweep.records) < planned)
+    state = launches.find_launch(sweep.storage).state
+    planned = files.planned_trials(sweep.storage)
+    is_partial = state == launches.KILLED or (planned is not None and len(sweep.records) < planned)
     return endings.get(state, "interrupted" if is_partial else "finished")

@@ -26,14 +26,7 @@ from optuna.study import Study, create_study, load_study
 from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from orchestrator.errors import StudyError
-from orchestrator.store.databases import (
-    OPTUNA,
-    engine_options,
-    has_tables,
-    may_create_tables,
-    sole_creator,
-)
-from orchestrator.store.files import STUDY
+from orchestrator.store import databases, files
 from orchestrator.store.records import STOPPED, TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted, without_credentials
@@ -135,7 +128,7 @@ class StudyView(View[Sweep]):
         aside.
         """
         try:
-            with sole_creator(self._url):
+            with databases.sole_creator(self._url):
                 if (
                     self._is_own
                     and self._study is None
@@ -310,11 +303,11 @@ def default_journal(storage: Storage, name: str) -> Path:
     Raises:
         OSError: a link, a device or a pipe is in its place.
     """
-    path = storage.path(STUDY)
+    path = storage.path(files.STUDY)
     if path is None:
         return Path(f"{name}-study.log")
     # Optuna opens it by its name
-    if storage.exists(STUDY) and (file := storage.open(STUDY, "ab+")):
+    if storage.exists(files.STUDY) and (file := storage.open(files.STUDY, "ab+")):
         file.close()
     return path
 
@@ -349,11 +342,11 @@ def _open_existing(url: str) -> BaseStorage | None:
         if line := damaged_line(path):
             raise StudyError(f"{url}: line {line} is not of an Optuna journal; give another file")
         return open_storage(url)
-    if not has_tables(url, OPTUNA):
-        if not may_create_tables(url):
+    if not databases.has_tables(url, databases.OPTUNA):
+        if not databases.may_create_tables(url):
             raise ValueError("its user may not create tables there")
         return None
-    return RDBStorage(url, engine_options(url), skip_table_creation=True)
+    return RDBStorage(url, databases.engine_options(url), skip_table_creation=True)
 
 
 def check_owner(
@@ -466,4 +459,4 @@ def open_storage(url: str) -> BaseStorage:
     """A journal file for a path, a database for a URL."""
     if "://" not in url:
         return JournalStorage(JournalFileBackend(str(local_path(url))))
-    return RDBStorage(url, engine_kwargs=engine_options(url))
+    return RDBStorage(url, engine_kwargs=databases.engine_options(url))

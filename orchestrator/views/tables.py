@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import trial_rows
-from orchestrator.store.checked_text import HTML_COMMENT, load_text
-from orchestrator.store.files import FRONT_PLOT, FRONT_TABLE, REPORT, TRIAL_TABLE, read_table
+from orchestrator.store import checked_text, files
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import View
 from workers.data.pictures import is_intact_png
@@ -47,10 +46,10 @@ def write_tables(sweep: Sweep) -> None:
         return
     front = front_of([sweep])
     front_rows = front.table(front.members).drop_columns(["sweep"])
-    for name, table in ((TRIAL_TABLE, trial_rows(sweep)), (FRONT_TABLE, front_rows)):
+    for name, table in ((files.TRIAL_TABLE, trial_rows(sweep)), (files.FRONT_TABLE, front_rows)):
         write_shard(sweep.storage, name, table, {"kind": _KIND})
     title = f"{sweep.name}: {sweep.identity.target}"
-    sweep.storage.write(FRONT_PLOT, front_plot(front, title))
+    sweep.storage.write(files.FRONT_PLOT, front_plot(front, title))
 
 
 def replace_damaged(storage: Storage) -> list[str]:
@@ -59,19 +58,19 @@ def replace_damaged(storage: Storage) -> list[str]:
     """
     place = storage.display_name
     notes = []
-    for name in filter(storage.exists, (TRIAL_TABLE, FRONT_TABLE)):
+    for name in filter(storage.exists, (files.TRIAL_TABLE, files.FRONT_TABLE)):
         try:
-            read_table(storage, name, [], fix="rewritten from the trials' records")
+            files.read_table(storage, name, [], fix="rewritten from the trials' records")
         except ValueError as error:
             notes.append(str(error))
-    if storage.exists(FRONT_PLOT) and not is_intact_png(storage.read(FRONT_PLOT)):
-        notes.append(f"{place}/{FRONT_PLOT}: damaged; plotted again from the trials' records")
+    if storage.exists(files.FRONT_PLOT) and not is_intact_png(storage.read(files.FRONT_PLOT)):
+        notes.append(f"{place}/{files.FRONT_PLOT}: damaged; plotted again from the trials' records")
     if notes:
         write_tables(Sweep.open(storage))
     try:
-        if storage.exists(REPORT):
-            load_text(storage.read(REPORT), HTML_COMMENT)
+        if storage.exists(files.REPORT):
+            checked_text.load_text(storage.read(files.REPORT), checked_text.HTML_COMMENT)
     except ValueError as error:
-        storage.move(REPORT, f"{REPORT}.damaged")
-        notes.append(f"{place}/{REPORT}: {error}; `specfrontier report` writes it again")
+        storage.move(files.REPORT, f"{files.REPORT}.damaged")
+        notes.append(f"{place}/{files.REPORT}: {error}; `specfrontier report` writes it again")
     return notes

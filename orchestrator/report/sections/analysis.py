@@ -12,7 +12,7 @@ from orchestrator.front.compare import hypervolume
 from orchestrator.front.front import Front
 from orchestrator.front.joint import directions, values_of
 from orchestrator.report.section import SECTIONS, Section, Subject
-from orchestrator.store.files import read_sweep_yaml
+from orchestrator.store import files
 from orchestrator.store.identity import plugins_of
 from orchestrator.store.sweep import Sweep
 from search_spaces.params import ConfigError
@@ -58,7 +58,7 @@ def importances(sweep: Sweep, metrics: Sequence[Metric]) -> dict[str, Any]:
         and all(metric.name in record.metrics for metric in metrics)
     ]
     facts: dict[str, Any] = {"trials": len(usable), "needed": MIN_TRIALS, "metrics": {}}
-    space = read_sweep_yaml(sweep.storage).get("space")
+    space = files.read_sweep_yaml(sweep.storage).get("space")
     if len(usable) < MIN_TRIALS or space is None:
         return facts
     import optuna

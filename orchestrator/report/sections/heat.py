@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.report.trials import PageTrial
-from orchestrator.store.files import read_table
+from orchestrator.store import files
 from workers.data.pictures import RAMP, accepted_by_cell
 from workers.data.storage import in_parallel
 
@@ -70,7 +70,7 @@ def _lengths(trial: PageTrial) -> list[list[int]] | ValueError:
     lengths: list[list[int]] = []
     try:
         for shard in trial.record.image_shards:
-            table = read_table(
+            table = files.read_table(
                 trial.sweep.storage, shard, ["emitted"], fix="the report lacks its heat map"
             )
             lengths += table["emitted"].to_pylist()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
 from orchestrator.report.trials import PageTrial
-from orchestrator.store.files import IMAGE_GRIDS, read_sweep_yaml, read_table
+from orchestrator.store import files
 from orchestrator.store.identity import plugins_of
 from orchestrator.store.sweep import Sweep
 from workers.data.folders import size_on_disk
@@ -60,7 +60,7 @@ def images(subject: Subject) -> dict[str, Any]:
     found = _comparable(alike, note)
     count = min((len(rows) for _, rows in found), default=0)
     from_tokens = subject.decode and all(
-        read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found
+        files.read_sweep_yaml(trial.sweep.storage).get("models") for trial, _ in found
     )
     if from_tokens:
         try:
@@ -142,7 +142,7 @@ def _rows(trial: PageTrial, wanted: Set[Key]) -> Rows | ValueError:
     for shard in trial.record.image_shards:
         try:
             columns = ["caption_id", "sample", "caption", "tokens"]
-            table = read_table(
+            table = files.read_table(
                 trial.sweep.storage, shard, columns, fix="the report lacks its images"
             )
         except ValueError as error:
@@ -245,7 +245,7 @@ def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
 
 def _stored_grid(trial: PageTrial) -> Image.Image | str | None:
     """The image grid that a trial wrote; None if it is missing, a sentence if it is damaged."""
-    name = f"{IMAGE_GRIDS}/{trial.record.digest}.png"
+    name = f"{files.IMAGE_GRIDS}/{trial.record.digest}.png"
     storage = trial.sweep.storage
     if not trial.record.digest or not storage.exists(name):
         return None

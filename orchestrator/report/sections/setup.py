@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.shown.status import sweep_notes, waiting_note
-from orchestrator.store.files import read_sweep_text
+from orchestrator.store import files
 from orchestrator.store.identity import Identity
 from orchestrator.store.names import describe
 from orchestrator.store.records import TrialRecord
@@ -24,7 +24,7 @@ def setup(subject: Subject) -> list[dict[str, Any]]:
             "name": name,
             "facts": facts(sweep),
             "searched": searched(sweep.records),
-            "space": read_sweep_text(sweep.storage),
+            "space": files.read_sweep_text(sweep.storage),
         }
         for name, sweep in subject.sweeps.items()
     ]

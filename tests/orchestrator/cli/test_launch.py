@@ -624,7 +624,7 @@ def test_a_launch_that_another_one_has_replaced_writes_no_more(
         emit(events.Phase("generating"))
 
     monkeypatch.setattr(
-        "orchestrator.launch.supervise.driver_lock", lambda *arguments: nullcontext(lock)
+        "orchestrator.store.locks.driver_lock", lambda *arguments: nullcontext(lock)
     )
     monkeypatch.setattr("orchestrator.launch.supervise._sweep_views", lambda *arguments: [view])
     monkeypatch.setattr("orchestrator.launch.supervise.launch", launch)
