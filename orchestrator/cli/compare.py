@@ -95,7 +95,7 @@ def compare(
     by = kind.by
     _check_options(sweeps, kind, query, prices, output)
     if kind.published:
-        compare_with_papers(sweeps, output.table, as_json=output.as_json)
+        _compare_with_papers(sweeps, output.table, as_json=output.as_json)
         return
     opened = prices.open(sweeps)
     if by == _DEVICE:
@@ -351,7 +351,7 @@ def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
     ]
 
 
-def compare_with_papers(names: list[str], file: str | None, *, as_json: bool) -> None:
+def _compare_with_papers(names: list[str], file: str | None, *, as_json: bool) -> None:
     """Print each sweep next to each table. names: sweeps and tables; without a table, the one with
     the sweep's name. file: where the tables are written as a paper prints them.
 

@@ -56,12 +56,12 @@ def side_by_side(
     if speeds:
         rows.sort(key=lambda row: row[speeds[0]][0]["value"] if row[speeds[0]][0] else float("inf"))
     settings = [shown[row["number"]] for row in rows]
-    return {"machines": list(map(machine_name, sweeps)), "rows": rows}, _lines(
+    return {"machines": list(map(_machine_name, sweeps)), "rows": rows}, _lines(
         rows, settings, sweeps, speeds, others
     )
 
 
-def machine_name(sweep: Sweep) -> str:
+def _machine_name(sweep: Sweep) -> str:
     """What the speeds of a sweep are of."""
     identity = sweep.identity
     return str(sweep.machine or f"{identity.timing_device} at batch {identity.timing_batch}")
@@ -100,7 +100,7 @@ def _lines(
     ]
     head = ["trial", "setting", *others, *head, "on front"]
     table = trial_table(head, cells, [row["label"] for row in rows], range(2, len(head) - 1))
-    named = zip(marks, map(machine_name, sweeps), strict=True)
+    named = zip(marks, map(_machine_name, sweeps), strict=True)
     return [*table, *(f"{mark} {name}" for mark, name in named if several)]
 
 

@@ -80,7 +80,7 @@ def terminal_width() -> int:
     return shutil.get_terminal_size().columns
 
 
-def table_fits(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _table_fits(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether a table fits into the terminal without folding."""
     return (
         sum(max(map(len, column)) + _GAP for column in zip(head, *rows, strict=True)) - _GAP
@@ -308,7 +308,7 @@ def trial_table(
     )
     for name, column, line in (*more, ("label", labels, named)):
         wider = [[*row, cell] for row, cell in zip(cells, column, strict=True)]
-        if any(column) and table_fits([*head, name], wider):
+        if any(column) and _table_fits([*head, name], wider):
             head = [*head, name]
             cells = wider
         elif any(column):

@@ -111,7 +111,7 @@ class Placement:
         is on. present: of the workers' nodes.
         """
         for kind in self.kinds.values():
-            if not any(has_labels(labels, kind) for labels in present):
+            if not any(_has_labels(labels, kind) for labels in present):
                 return [kind]
         return self.alternatives
 
@@ -122,7 +122,7 @@ class Placement:
         used = [
             node
             for node in nodes
-            if any(has_labels(node.labels, labels) for labels in self.alternatives or [{}])
+            if any(_has_labels(node.labels, labels) for labels in self.alternatives or [{}])
         ]
         return max(1, sum(node.room(slots) for node in used))
 
@@ -140,7 +140,7 @@ class Placement:
             )
         for key, labels in self.kinds.items():
             if slots.count is None and not any(
-                has_labels(node.labels, labels) and node.room(slots) for node in nodes
+                _has_labels(node.labels, labels) and node.room(slots) for node in nodes
             ):
                 found = {
                     f"{name}={node.labels[name]}"
@@ -159,7 +159,7 @@ class Placement:
 ANYWHERE = Placement()
 
 
-def has_labels(labels: Labels, required: Labels) -> bool:
+def _has_labels(labels: Labels, required: Labels) -> bool:
     return required.items() <= labels.items()
 
 
@@ -332,7 +332,7 @@ def _label_problem(facts: Facts, labels: Labels, key: str) -> str | None:
     found = facts.get("labels", {})
     return (
         None
-        if has_labels(found, labels)
+        if _has_labels(found, labels)
         else f"its node is without {describe_labels(labels)} of {key}"
     )
 

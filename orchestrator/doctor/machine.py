@@ -181,7 +181,7 @@ def describe_machine(findings: Mapping[str, Any]) -> list[str]:
             for device in torch["devices"]
         ),
         *(() if torch["devices"] else [("GPU", "none that torch can use")]),
-        ("kernels", describe_kernels(torch)),
+        ("kernels", _describe_kernels(torch)),
         ("CUDA graphs", "yes" if torch["cuda_graphs"] else "no, each operation is launched alone"),
         *((name, found or "not installed") for name, found in findings["libraries"].items()),
         *(
@@ -202,7 +202,7 @@ def describe_machine(findings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def describe_kernels(torch: Mapping[str, Any]) -> str:
+def _describe_kernels(torch: Mapping[str, Any]) -> str:
     """Say which code walks over draft trees and makes random bits."""
     if torch["kernels"] == "triton":
         return "Triton's"

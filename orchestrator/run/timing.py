@@ -6,10 +6,10 @@ finished, the front and the choices are timed again. So costs come from sessions
 over the sweep, and those of the front show how much they vary from one to the next.
 
 No more images are timed than if each shape had been timed once, alone with vanilla, and the front
-once more: sessions of several shapes leave images over (`images_left`). New shapes are timed beside
-an anchor, the first shape that was timed, as long as there are any, and what then remains is spent
-on the front. If `enqueue` has no shape but vanilla's, none are left: timing a shape twice would
-take more images, and the state of the machine is assumed until the last session (see
+once more: sessions of several shapes leave images over (`_images_left`). New shapes are timed
+beside an anchor, the first shape that was timed, as long as there are any, and what then remains is
+spent on the front. If `enqueue` has no shape but vanilla's, none are left: timing a shape twice
+would take more images, and the state of the machine is assumed until the last session (see
 `workers.metrics.costs`). With one shape, the second session has the anchor.
 
 Sessions are numbered in the order of the trials' numbers, whatever the workers do. So a sweep that
@@ -52,7 +52,7 @@ class Sessions:
         self._of_shape: dict[StepShape, Task] = {}
         self._kept: dict[str, Task | None] = {}  # of earlier launches, by file
         self._anchor: DecodingConfig | None = None
-        self._left = images_left(0, ())
+        self._left = _images_left(0, ())
         self._vanilla = vanilla.shape
         enqueued = {entry.config.shape: entry.config for entry in reversed(sweep.enqueue)}
         shapes = [config for config in reversed(enqueued.values()) if config.shape != self._vanilla]
@@ -174,7 +174,7 @@ def decisive_configs(sweep: Sweep) -> list[DecodingConfig]:
     return list(by_shape.values())
 
 
-def images_left(shapes: int, sizes: Iterable[int]) -> int:
+def _images_left(shapes: int, sizes: Iterable[int]) -> int:
     """What is left of the images that it takes to time vanilla once, and each of `shapes` others
     once, alone with vanilla; in images of one setting in one session. sizes: settings of each
     session so far.
@@ -198,7 +198,7 @@ def planned_sizes(sweep: SweepConfig, configs: Sequence[DecodingConfig], front: 
     last = _sizes_of_front(range(front))
     if not sizes or not last:
         return sizes
-    left = images_left(len({config.shape for config in configs} - {configs[0].shape}), sizes)
+    left = _images_left(len({config.shape for config in configs} - {configs[0].shape}), sizes)
     return [*sizes, *max(1, left // sum(last)) * last]
 
 
@@ -230,7 +230,7 @@ def time_front(
         for record in sweep.records
         if record.shape and record.config != sweep.identity.baseline
     }
-    left = images_left(len(shapes), (len(session.payload["configs"]) for session in sessions))
+    left = _images_left(len(shapes), (len(session.payload["configs"]) for session in sessions))
     try:
         while True:
             configs = decisive_configs(sweep.priced(names))

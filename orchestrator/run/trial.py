@@ -75,7 +75,7 @@ def make_record(proposal: Proposal, state: State, **fields: Any) -> TrialRecord:
     )
 
 
-def shared_results(record: TrialRecord) -> dict[str, Any]:
+def _shared_results(record: TrialRecord) -> dict[str, Any]:
     """What other trials with the same config have in common with this one."""
     return {name: getattr(record, name) for name in _RESULTS}
 
@@ -83,10 +83,10 @@ def shared_results(record: TrialRecord) -> dict[str, Any]:
 def copy_record(proposal: Proposal, earlier: TrialRecord) -> TrialRecord:
     """The record of a trial whose config an earlier one had, with that one's result."""
     first = earlier.number if earlier.duplicate_of is None else earlier.duplicate_of
-    return make_record(proposal, **shared_results(earlier), duplicate_of=first)
+    return make_record(proposal, **_shared_results(earlier), duplicate_of=first)
 
 
-def read_history(output: Mapping[str, Any], images: int) -> dict[int, Mapping[str, Estimate]]:
+def _read_history(output: Mapping[str, Any], images: int) -> dict[int, Mapping[str, Estimate]]:
     """The metrics of a measurement by their numbers of images; values that are not finite are left
     out of the last.
     """
@@ -233,7 +233,7 @@ class Trials:
             if result.output is None:
                 self._check_baseline(number, result.cause, result.lost)
                 return record(FAILED, result.cause)
-            history |= read_history(result.output, rung.images)
+            history |= _read_history(result.output, rung.images)
             metrics = history[rung.images]
             device = result.output.get("device", "")
             timed_on |= {rung.images: device} if device else {}
@@ -420,7 +420,7 @@ def revive(
             f"trial {missing[0]} is not among the {len(records)} of the budget; raise budget.trials"
         )
     for stopped in [record for record in records if record.stop and record.duplicate_of is None]:
-        replace_record(records, write, stopped)  # completes a step that was cut off
+        _replace_record(records, write, stopped)  # completes a step that was cut off
     sweep = trials.plan.sweep
     running = RunningTrials(trials.build)
     failed = set[int]()
@@ -444,7 +444,7 @@ def revive(
         record = running.take(number).record
         assert record is not None
         if record.state != FAILED:
-            replace_record(records, write, with_constraints(record, sweep.constraints, records))
+            _replace_record(records, write, with_constraints(record, sweep.constraints, records))
             trials.emit(events.TrialRevived.of(records[number], trials.names))
         elif number in numbers:
             raise SweepError(f"trial {number} could not go on: {record.cause}")
@@ -455,14 +455,14 @@ def revive(
     running.withdraw()
 
 
-def replace_record(
+def _replace_record(
     records: MutableSequence[TrialRecord], write: Callable[[TrialRecord], None], record: TrialRecord
 ) -> None:
     """Replace the record of a trial, and the results of its duplicates, in `records`, and write
     each.
     """
     copies = [
-        replace(other, **shared_results(record))
+        replace(other, **_shared_results(record))
         for other in records
         if other.duplicate_of == record.number
     ]

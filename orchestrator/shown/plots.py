@@ -223,7 +223,7 @@ def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
                 break
 
 
-def axis_label(metric: Metric, *, small: bool = False) -> str:
+def _axis_label(metric: Metric, *, small: bool = False) -> str:
     """A metric as the label of an axis: `fid, lower is better`; `fid ↓` on small axes."""
     if small:
         return f"{metric.name} {'↑' if metric.direction == 'maximize' else '↓'}"
@@ -272,7 +272,7 @@ def plot_front(
     found = recommend(front).choices if choices is None else choices
     _mark_choices(plot, front, found)
     small = _is_small(plot)
-    _style(plot, axis_label(x, small=small), axis_label(y, small=small), title)
+    _style(plot, _axis_label(x, small=small), _axis_label(y, small=small), title)
     if not candidates:
         plot.text(
             0.5, 0.5, "no measured trial yet", ha="center", va="center", transform=plot.transAxes

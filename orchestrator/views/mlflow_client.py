@@ -170,11 +170,11 @@ def connect(uri: str) -> MlflowClient:
     """A client that fails at once when the server is away, and prints nothing. A new database gets
     its tables.
     """
-    create_database(uri)
+    _create_database(uri)
     return _client(uri)
 
 
-def create_database(uri: str) -> None:
+def _create_database(uri: str) -> None:
     """Set MLflow up, and create its tables in a database that has none. Of several processes, one
     does so.
 
@@ -336,7 +336,7 @@ def serving(uri: str, host: str, port: int) -> Iterator[tuple[str, subprocess.Po
     """
     port = free_port(host, port)
     with as_tracking_error(uri):
-        create_database(uri)
+        _create_database(uri)
     command = [
         sys.executable,
         "-m",

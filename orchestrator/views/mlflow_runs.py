@@ -262,8 +262,8 @@ def marks(parent: str, record: TrialRecord, *, pareto: bool) -> dict[str, str]:
     )
     return {
         PARENT: parent,
-        PARETO: boolean(pareto),
-        FEASIBLE: boolean(record.feasible),
+        PARETO: _boolean(pareto),
+        FEASIBLE: _boolean(record.feasible),
         VIOLATED: violated,
         TIMED_ON: record.device,
     }
@@ -275,7 +275,7 @@ def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:
         {
             KIND: "trial",
             TRIAL: record.number,
-            "specfrontier.lossless": boolean(record.is_lossless(identity)),
+            "specfrontier.lossless": _boolean(record.is_lossless(identity)),
             "specfrontier.digest": record.digest,
             LABEL: record.label,
             "specfrontier.state": record.state,
@@ -286,7 +286,7 @@ def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:
     )
 
 
-def boolean(value: bool) -> str:
+def _boolean(value: bool) -> str:
     """The value of a tag."""
     return "true" if value else "false"
 

@@ -115,7 +115,7 @@ class StudyView(View[Sweep]):
             self._known = known
 
     def explain(self, error: Exception) -> str:
-        return first_cause(error)
+        return _first_cause(error)
 
     def describe(self, problem: str) -> str:
         place = without_credentials(self._url)
@@ -145,7 +145,7 @@ class StudyView(View[Sweep]):
         except StudyError:
             raise
         except Exception as error:  # any exception of the database's driver
-            raise StudyError(storage_problem(self._url, error)) from error
+            raise StudyError(_storage_problem(self._url, error)) from error
 
     def _load_or_create(self, sweep: Sweep) -> Study:
         """The study in the storage; a new one gets the sweep's id and its metrics' names."""
@@ -153,7 +153,7 @@ class StudyView(View[Sweep]):
         name = self._config.name
         directions = [metric.direction for metric in identity.objectives]
         storage = open_storage(self._url)
-        check_owner(storage, self._url, name, directions, identity.id)
+        _check_owner(storage, self._url, name, directions, identity.id)
         try:
             study = load_study(study_name=name, storage=storage, sampler=RandomSampler())
         except KeyError:
@@ -314,7 +314,7 @@ def default_journal(storage: Storage, name: str) -> Path:
 
 def check_study(url: str, name: str, directions: Sequence[Direction], sweep_id: str | None) -> None:
     """Refuse a storage that cannot hold a sweep's study, or holds another study of that name. See
-    `check_owner`.
+    `_check_owner`.
 
     Writes nothing: files and tables are not created.
 
@@ -325,11 +325,11 @@ def check_study(url: str, name: str, directions: Sequence[Direction], sweep_id: 
     try:
         storage = _open_existing(url)
         if storage is not None:
-            check_owner(storage, url, name, directions, sweep_id)
+            _check_owner(storage, url, name, directions, sweep_id)
     except StudyError:
         raise
     except Exception as error:  # any exception of the database's driver
-        raise StudyError(storage_problem(url, error)) from error
+        raise StudyError(_storage_problem(url, error)) from error
 
 
 def _open_existing(url: str) -> BaseStorage | None:
@@ -349,7 +349,7 @@ def _open_existing(url: str) -> BaseStorage | None:
     return RDBStorage(url, databases.engine_options(url), skip_table_creation=True)
 
 
-def check_owner(
+def _check_owner(
     storage: BaseStorage,
     url: str,
     name: str,
@@ -435,17 +435,17 @@ def check_url(url: str) -> None:
         )
 
 
-def storage_problem(url: str, error: Exception) -> str:
+def _storage_problem(url: str, error: Exception) -> str:
     """Why a storage cannot be opened, and the fix, in one line and with credentials redacted."""
     public_url = without_credentials(url)
-    why = first_cause(error).replace(url, public_url)
+    why = _first_cause(error).replace(url, public_url)
     fix = "give a file in an existing folder, or a database URL"
     if isinstance(error, ImportError):
         fix = "install its driver (for postgresql://: pip install 'psycopg[binary]')"
     return f"{public_url}: the study cannot be opened ({why}); {fix}"
 
 
-def first_cause(error: BaseException) -> str:
+def _first_cause(error: BaseException) -> str:
     """The first cause of an error, in one line and with credentials redacted. Optuna and SQLAlchemy
     wrap their drivers' errors in their own.
     """
