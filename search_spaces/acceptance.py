@@ -95,8 +95,8 @@ class AcceptanceRule(Params):
         return self.neighbourhood.exact and self.schedule.exact and self.verification.exact
 
     def is_lossless(self, temperature: float, levels: int) -> bool:
-        """As `is_exact`, but also True for rules that accept less often than the exact one, in
-        trees of at most so many levels.
+        """Whether tokens follow the target's distribution in trees of at most so many levels: like
+        `is_exact`, and also for rules that accept less often than the exact one.
 
         A draft tested against omega q with omega <= 1 is accepted less often, and the optimal
         residual makes up for it. A draft of one level has none before or behind it that a

@@ -97,10 +97,12 @@ class Interval:
     is_fixed = False
 
     def __str__(self) -> str:
-        steps = f", every {self.step:g}" if self.step not in (None, 1) else ""
-        return (
-            f"{self.low:g} to {self.high:g}{steps}{', on a logarithmic scale' if self.log else ''}"
-        )
+        text = f"{self.low:g} to {self.high:g}"
+        if self.step not in (None, 1):
+            text += f", every {self.step:g}"
+        if self.log:
+            text += ", on a logarithmic scale"
+        return text
 
     @property
     def corners(self) -> tuple[Any, ...]:
@@ -212,8 +214,9 @@ def _read_values(mapping: Mapping[str, object], field: ParamField) -> Domain:
             raise ConfigError((), "must not be empty; list what the search may choose from")
     if len(values) == 1:
         return fixed(values[0])
-    names = distinct_labels([[_list_name(value)] for value in values]) if field.is_list else values
-    return Values(tuple(values), tuple(names))
+    if field.is_list:
+        return Values(tuple(values), distinct_labels([[_list_name(value)] for value in values]))
+    return Values(tuple(values), tuple(values))
 
 
 def _read_interval(mapping: Mapping[str, object], field: ParamField) -> Domain:

@@ -418,7 +418,9 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def without_none(annotation: Any) -> Any:
     """The type of an annotation that also allows None."""
-    alternatives = get_args(annotation) if NoneType in get_args(annotation) else (annotation,)
+    alternatives = get_args(annotation)
+    if NoneType not in alternatives:
+        return annotation
     return next(kind for kind in alternatives if kind is not NoneType)
 
 
@@ -430,7 +432,8 @@ def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
     args = get_args(kind)
     if get_origin(kind) is UnionType:  # one value, or a list of such
         single, several = args
-        return fit_value(several if isinstance(value, list | tuple) else single, value, allowed)
+        wanted = several if isinstance(value, list | tuple) else single
+        return fit_value(wanted, value, allowed)
     if get_origin(kind) is Union:  # a word, or a number
         words = get_args(args[0])
         number_type = args[1]

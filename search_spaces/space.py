@@ -223,9 +223,14 @@ def _check_corners(branch: Branch) -> None:
         error = _failure(branch, corner)
         if error is not None:
             causes = _causes(branch, corner)
-            notes = [f"in the branch {', '.join(branch.params.values())}"] if branch.params else []
-            notes += [f"at {', '.join(causes)}"] if causes else []
-            problem = error.problem + (f" ({'; '.join(notes)})" if notes else "")
+            notes: list[str] = []
+            if branch.params:
+                notes.append(f"in the branch {', '.join(branch.params.values())}")
+            if causes:
+                notes.append(f"at {', '.join(causes)}")
+            problem = error.problem
+            if notes:
+                problem += f" ({'; '.join(notes)})"
             raise ConfigError(_source(error.path, branch), problem)
 
 
@@ -255,5 +260,7 @@ def _source(path: tuple[str, ...], branch: Branch) -> tuple[str, ...]:
     leaf = next((leaf for leaf in near if leaf.path == path[:2]), None)
     if leaf is not None:
         return leaf.source
-    section = near[0].source[:-1] if near[0].source[-1] == near[0].path[1] else near[0].source
+    section = near[0].source
+    if section[-1] == near[0].path[1]:
+        section = section[:-1]
     return (*section, *path[1:])

@@ -284,9 +284,13 @@ def _assign_names(block: Block) -> Block:
         if not entry.domain.is_fixed:
             searched[entry.key].append(entry)
     details = {key: _detail(entries) for key, entries in searched.items()}
-    return tuple(
-        replace(e, name=e.key if e.domain.is_fixed else _name(e, details[e.key])) for e in block
-    )
+    named: list[Entry] = []
+    for entry in block:
+        name = entry.key
+        if not entry.domain.is_fixed:
+            name = _name(entry, details[entry.key])
+        named.append(replace(entry, name=name))
+    return tuple(named)
 
 
 def _detail(entries: list[Entry]) -> int:
@@ -309,5 +313,7 @@ def _name(entry: Entry, detail: int) -> str:
     if not inner:
         return entry.key
     section, _, key = entry.key.partition(".")
-    same = key and inner[-1][0].partition(".")[0] == section
-    return ".".join([*(f"{choice}={label}" for choice, label in inner), key if same else entry.key])
+    parts = [f"{choice}={label}" for choice, label in inner]
+    is_same = key and inner[-1][0].partition(".")[0] == section
+    parts.append(key if is_same else entry.key)
+    return ".".join(parts)

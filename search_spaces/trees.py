@@ -270,7 +270,7 @@ class Static(TreePolicy):
                 tree = StaticTree.from_paths(self.paths)
             except ValueError as problem:
                 raise ConfigError(("paths",), str(problem)) from None
-            # in a fixed order, so that equal trees are equal parameters
+            # the order is fixed, so that equal trees are equal parameters
             object.__setattr__(self, "paths", tree.paths)
 
     @property
@@ -280,7 +280,10 @@ class Static(TreePolicy):
 
     @property
     def fixed(self) -> FixedShape:
-        tree = _custom_tree(self.paths) if self.paths is not None else NAMED_TREES[self.name or ""]
+        if self.paths is not None:
+            tree = _custom_tree(self.paths)
+        else:
+            tree = NAMED_TREES[self.name or ""]
         return FixedShape(tree, self.children == "sampled")
 
 

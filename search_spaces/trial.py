@@ -243,15 +243,13 @@ class DecodingConfig:
         """`to_mapping` flattened to dotted keys, for tables and MLflow: `acceptance.delta`,
         `tree.policy`. Lists are JSON. Types: see `flat_types`.
         """
-        return {
-            f"{section}.{key}": (
-                json.dumps(value, separators=(",", ":"))
-                if isinstance(value, list | dict)
-                else value
-            )
-            for section, entries in self.to_mapping().items()
-            for key, value in entries.items()
-        }
+        found: dict[str, int | float | str] = {}
+        for section, entries in self.to_mapping().items():
+            for key, value in entries.items():
+                if isinstance(value, list | dict):
+                    value = json.dumps(value, separators=(",", ":"))
+                found[f"{section}.{key}"] = value
+        return found
 
     @property
     def is_vanilla(self) -> bool:
@@ -380,7 +378,7 @@ def _hash(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-# for the trials in flight: each file name and task of a trial needs its config's mapping
+# Each file name and task of a trial in flight needs its config's mapping.
 @lru_cache(maxsize=256)
 def _to_json(config: DecodingConfig) -> str:
     """The config's mapping as text, which no caller can change."""

@@ -120,7 +120,7 @@ class Evaluator(LoadedSweep):
             return {"unusable": error.reasons}
 
     def make(self, task: Serializable) -> dict[str, Any]:
-        """As `run`, but shards that are damaged or missing raise ShardError."""
+        """The result of a task, like `run`; shards that are damaged or missing raise ShardError."""
         return TASK_KINDS[task.kind].make(self, task)
 
 

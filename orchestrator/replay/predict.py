@@ -53,7 +53,7 @@ from workers.replay.replayer import recording_key
 if TYPE_CHECKING:
     import pyarrow
 
-# with each setting its parameters in the search's study; None if the space does not contain it
+# Each setting's parameters in the search's study; None if the space does not contain it.
 Settings: TypeAlias = dict[DecodingConfig, Mapping[str, Any] | None]
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)  # it announces every study

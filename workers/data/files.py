@@ -238,7 +238,7 @@ class RemoteFiles:
         return [entry.base_name for entry in self.entries(folder)]
 
     def entries(self, folder: str) -> list[FileInfo]:
-        """As `names`, with what the server tells of each file."""
+        """The files that `names` names, with what the server tells of each."""
         from pyarrow.fs import FileSelector
 
         found = self.fs.get_file_info(FileSelector(folder, allow_not_found=True))

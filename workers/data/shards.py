@@ -23,10 +23,10 @@ FORMAT = 4  # increase it when the meaning of the rows changes; files of another
 SHARDS = "shards"
 TIMINGS = "timings"
 _MEASURES = "measures"
-# besides vanilla and an anchor in a session, which is lost as a whole, and whose engines share a
-# memory
+# Shapes of a session beside vanilla and an anchor: a session is lost as a whole, and its engines
+# share a memory.
 MAX_SHAPES = 8
-# in the metadata of a shard whose images an earlier sweep generated: where
+# The key in a shard's metadata that says which earlier sweep generated its images.
 TAKEN_FROM = "taken_from"
 FACTS = ("images", "seconds", "worker", TAKEN_FROM)  # what the driver is told of the metadata
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings

@@ -136,7 +136,8 @@ class EagleDrafter(CachedDrafter):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings [..., D] of image tokens [...]: the layer's own, or the target's."""
-        out: Tensor = (self.target.embed if self.layer.embed is None else self.layer.embed)(tokens)
+        embed = self.target.embed if self.layer.embed is None else self.layer.embed
+        out: Tensor = embed(tokens)
         return out
 
     def inputs(self, tokens: Tensor, features: Tensor) -> Tensor:

@@ -276,9 +276,9 @@ def load_entry(entry: Entry, device: torch.device) -> Models:
 
 
 def load_on_meta(entry: Entry, dtype: torch.dtype = torch.float32) -> Models:
-    """As `load_entry`, on the meta device and without hashes: checks the names and shapes in every
-    file against the architecture, in milliseconds and without memory. It does not see whether the
-    values are finite.
+    """The models of `load_entry`, on the meta device and without hashes: checks the names and
+    shapes in every file against the architecture, in milliseconds and without memory. It does not
+    see whether the values are finite.
     """
     with shapes_only():
         return _load(entry, torch.device("meta"), dtype)
@@ -418,11 +418,12 @@ def metric_bytes(entry: Entry) -> dict[str, int]:
     files only.
     """
     sizes = {}
-    for key, path in ((key, Path(path)) for key, path in entry.metrics.items()):
-        weights = [*path.glob("*.safetensors")] or [*path.glob("*.bin")] or [*path.glob("*.pt")]
-        sizes[key] = sum(
-            file.stat().st_size for file in (weights if path.is_dir() else [path]) if file.is_file()
-        )
+    for key, name in entry.metrics.items():
+        path = Path(name)
+        files = [path]
+        if path.is_dir():
+            files = [*path.glob("*.safetensors")] or [*path.glob("*.bin")] or [*path.glob("*.pt")]
+        sizes[key] = sum(file.stat().st_size for file in files if file.is_file())
     return sizes
 
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 AnyFloats = TypeVar("AnyFloats", "Tensor", "NDArray[np.float64]")
 
-# relative error of the error: 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an eigenproblem
-# for each
+# The relative error of the error is 1 / sqrt(2 (G - 1)) = 15%; a Frechet distance costs an
+# eigenproblem for each block.
 BLOCKS = 24
 _ROUNDING = 1e-12  # relative to values above 1
 _MAX_NUMBER = 1e100  # in a file: sums of squares stay finite

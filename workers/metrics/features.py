@@ -33,7 +33,7 @@ _CLASS_HEADS = ("first_shape", "first_colour")
 class FeatureConfig:
     """Sizes of the feature net."""
 
-    # Of the first convolution, and of those at half, quarter and eighth of the image's side.
+    # Channels of the convolutions: at the image's side, and at half, quarter and eighth of it.
     channels: tuple[int, int, int, int] = (32, 48, 80, 72)
     squeeze: int = 24  # channels of the last convolution
     dim: int = 64  # number of features

@@ -140,9 +140,12 @@ def _read(name: str, given: dict[str, Any]) -> LibraryMetric:
         None: CLASSIFIER if has_features else None,
     }[against]
     folder = arguments.get(CLIP_FOLDER)
-    shown = given | ({} if folder is None else {CLIP_FOLDER: folder_identity("clip", Path(folder))})
+    shown = dict(given)
+    if folder is not None:
+        shown[CLIP_FOLDER] = folder_identity("clip", Path(folder))
     text = f"{label}({', '.join(f'{key}={value}' for key, value in shown.items())})"
-    text += f" against {against}" if against else ""
+    if against:
+        text += f" against {against}"
     library = _Library(cls, kind, has_features, against, arguments)
     return LibraryMetric(
         name=name,

@@ -161,9 +161,8 @@ def read_session(storage: Storage, name: str) -> TimedSession:
             )
         part = {key: column[rows] for key, column in columns.items()}
         readings[batch] = _readings(f"{name} at batch {batch}", shapes, part)
-    device = Device(
-        metadata["timed_on"], metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0
-    )
+    threads = metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0
+    device = Device(metadata["timed_on"], threads)
     vanilla = next(iter(configs.values()))
     is_later = metadata.get("worker") == LATER
     return TimedSession(device, metadata["started"], vanilla, readings, is_later)
@@ -244,7 +243,8 @@ class PriceList:
         """
         for device in sorted(self._prices, key=lambda device: device != self.own):
             by_batch = self._prices[device]
-            if shape in by_batch.get(next(iter(by_batch)) if batch is None else batch, ()):
+            size = next(iter(by_batch)) if batch is None else batch
+            if shape in by_batch.get(size, ()):
                 return device
         return None
 

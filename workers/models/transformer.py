@@ -21,7 +21,7 @@ from workers.models.attention import attend
 from workers.models.cache import CacheView, KVCache
 from workers.models.linear import PackedLinear, is_eager_on_cpu
 
-# for drafts past the image's end, which are never accepted; later drafts use the last position
+# Positions of drafts past the image's end, which are never accepted; later drafts use the last one.
 SPARE_POSITIONS = 64
 
 

@@ -40,7 +40,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # bfloat16 holds all their values; torch has few functions for them
 _FLOATS_8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 _NO_WEIGHTS = (torch.bool, torch.complex32, torch.complex64, torch.complex128)
-# in names of quantised weights
+# What names of quantised weights contain.
 _SCALES = re.compile(r"scale|zero_?point|absmax|amax|qzeros|scb", re.IGNORECASE)
 
 M = TypeVar("M", bound=nn.Module)
@@ -179,7 +179,9 @@ class _SkipInit(TorchFunctionMode):
         options = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init" and options["tensor"].is_meta:
             return options["tensor"]
-        return func(*args, **{**options, **({"device": "meta"} if func is torch.empty else {})})
+        if func is torch.empty:
+            options = {**options, "device": "meta"}
+        return func(*args, **options)
 
 
 def skip_init(build: Callable[[], M]) -> M:

@@ -122,7 +122,7 @@ def _dynamic_nodes(steps: RecordedSteps, size: TreeSize) -> Tensor:
     row = torch.arange(count, device=steps.tokens.device)[:, None]
     drafted = steps.depth > 0
     no_slot = nodes + 1
-    # by slot
+    # the children of each slot
     children_of = steps.children.new_full((count, no_slot + 1, steps.children.shape[2]), -1)
     # smaller trees are padded
     slots = torch.where((steps.children >= 0).any(2), steps.inner, no_slot)

@@ -62,7 +62,9 @@ def window_lengths(lengths: Iterable[int]) -> tuple[int, ...]:
     """The lengths to record for windows of these lengths: the shortest, the longest, and some
     between.
     """
-    low, high = min(lengths := list(lengths)), max(lengths)
+    all_lengths = list(lengths)
+    low = min(all_lengths)
+    high = max(all_lengths)
     steps = max(1, math.ceil(math.log(high / low, _RATIO)))
     return tuple(sorted({round(low * (high / low) ** (step / steps)) for step in range(steps + 1)}))
 
@@ -80,7 +82,9 @@ def neighbours(length: int, recorded: Iterable[int]) -> tuple[int, int, float]:
         )
     low = max(entry for entry in recorded if entry <= length)
     high = min(entry for entry in recorded if entry >= length)
-    return low, high, math.log(length / low) / math.log(high / low) if high > low else 0.0
+    if low == high:
+        return low, high, 0.0
+    return low, high, math.log(length / low) / math.log(high / low)
 
 
 def relaxed_weight(speeds: tuple[float, float], emitted: tuple[float, float]) -> float:

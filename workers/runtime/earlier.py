@@ -32,7 +32,7 @@ class EarlierImages:
 
     storage: Storage
     shards: Mapping[str, Sequence[str]]
-    # by digest: file, caption's text
+    # File and caption's text of each image, by digest.
     _files: dict[str, dict[_Image, tuple[str, str]]] = field(default_factory=dict)
 
     @classmethod

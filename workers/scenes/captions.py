@@ -86,11 +86,12 @@ def caption(row: Sequence[int]) -> str:
     value = {name: values[int(row[i])] for i, (name, values) in enumerate(SLOTS)}
 
     def thing(which: str) -> str:
-        pattern = "" if value[f"{which}_pattern"] == "plain" else value[f"{which}_pattern"] + " "
-        return (
-            f"a {value[f'{which}_size']} {value[f'{which}_colour']} "
-            f"{pattern}{value[f'{which}_shape']}"
+        size, colour, pattern, shape = (
+            value[f"{which}_{slot}"] for slot in ("size", "colour", "pattern", "shape")
         )
+        if pattern == "plain":
+            return f"a {size} {colour} {shape}"
+        return f"a {size} {colour} {pattern} {shape}"
 
     words = thing("first")
     if value["relation"] != "alone":

@@ -194,7 +194,7 @@ def _draw_background(rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
 
 
 def _draw_objects(image: Tensor, rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
-    """Draws the second object, then the first; u [n, 4] uniforms place them (whole pixels)."""
+    """Renders the second object, then the first; u [n, 4] uniforms place them (whole pixels)."""
     middle = IMAGE_SIZE / 2
     relation = rows[:, SLOT_INDEX["relation"]]
     position = rows[:, SLOT_INDEX["position"]]

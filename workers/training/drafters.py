@@ -145,7 +145,7 @@ def draft_levels(target: Target, drafter: Drafter, inputs: Slots) -> list[Level]
 
 
 def unrolled_levels(target: Target, layer: EagleLayer, inputs: Slots, levels: int) -> list[Level]:
-    """As `draft_levels`, with this many levels of an EAGLE layer."""
+    """The levels of `draft_levels`, of which an EAGLE layer drafts this many."""
     count = inputs.labels.shape[1]
     if isinstance(layer, Eagle3Layer):
         inputs = inputs._replace(features=layer.fc(inputs.features))

@@ -209,10 +209,16 @@ class ChameleonCheckpoint:
                 f"{self.path}: contains no VQGAN decoder (Hugging Face's Chameleon leaves it out); "
                 "give `vq`, the path of vqgan.ckpt"
             )
-        tensors, where = (own, self.path) if vq is None else (load_tensors(vq, CODEC_LANDMARKS), vq)
+        tensors = own
+        where: str | Path = self.path
+        if vq is not None:
+            tensors = load_tensors(vq, CODEC_LANDMARKS)
+            where = vq
         codebook = own.get("quantize.embedding.weight")
         config = _vqgan_config(tensors)
-        geometry = CHAMELEON if codebook is None else replace(CHAMELEON, code_dim=codebook.shape[1])
+        geometry = CHAMELEON
+        if codebook is not None:
+            geometry = replace(CHAMELEON, code_dim=codebook.shape[1])
         training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training
         mappings = [*_vq_mappings(len(config.multipliers)), training]
         codec = load_codec(tensors, config, mappings, codes=CODES, geometry=geometry, where=where)
