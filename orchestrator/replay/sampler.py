@@ -96,11 +96,17 @@ class SettingsPool:
 class ReplaySampler(BaseSampler):
     """Chooses settings of a pool by noisy expected hypervolume improvement.
 
-    startup: finished trials that the model needs; until then proposals spread over the front of the
-    pool's guesses. samples: of the posterior. reference: the point that bounds the hypervolume, a
-    value for each objective (default: a little worse than the worst finished trial). Trials may
-    carry the standard errors of their values (`trial.set_user_attr("errors", [0.02, 0.8])`), and
-    constraints (`trial.set_constraint`).
+    Trials may carry the standard errors of their values
+    (`trial.set_user_attr("errors", [0.02, 0.8])`), and constraints (`trial.set_constraint`).
+
+    Args:
+        pool: the settings.
+        startup: finished trials that the model needs; until then proposals spread over the front of
+            the pool's guesses.
+        samples: number of samples of the posterior.
+        reference: the point that bounds the hypervolume, a value for each objective (default: a
+            little worse than the worst finished trial).
+        seed: of the random numbers.
 
     Raises:
         ValueError: `startup` or `samples` is below 1; `reference` is not a list of numbers.

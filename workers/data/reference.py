@@ -176,8 +176,12 @@ def read_reference(
 ) -> Reference:
     """A stored reference: file `name` of a storage, or the path or URI of a file.
 
-    extractors: those whose features are read (default: the first one of the file). count: largest
-    number of images read. fix: what the user can do about an unusable file.
+    Args:
+        location: a storage, or the path or URI of the file.
+        name: of the file in a storage.
+        extractors: those whose features are read (default: the first one of the file).
+        count: largest number of images read.
+        fix: what the user can do about an unusable file.
 
     Raises:
         ValueError: the file does not exist, is damaged, is not a reference, or has features of

@@ -51,16 +51,23 @@ class DecodingError(RuntimeError):
 class Engine:
     """Decodes captions with one config.
 
-    A config without sampling parameters uses the target's own. drafter: the loaded drafter that the
-    config names (None for vanilla decoding and Jacobi windows). tables: the lookup tables of the
-    acceptance rule (None: computed here). At most `batch_size` captions are decoded together
-    (continuous batching): a waiting caption takes the row of a finished one, and when none is
-    waiting the batch shrinks. observer: called in every pass before acceptance, with the batch, the
-    draft tree and the target's guided logits [B, N+1, V]; it must not change them.
+    At most `batch_size` captions are decoded together (continuous batching): a waiting caption
+    takes the row of a finished one, and when none is waiting the batch shrinks.
 
     On a CUDA device passes are CUDA graphs if target, drafter and tree policy are `capturable` and
     there is no observer. Then the batch, its caches included, is kept from run to run; `release`
     frees it.
+
+    Args:
+        target: the model that verifies.
+        config: without sampling parameters, it uses the target's own.
+        drafter: the loaded drafter that the config names (None for vanilla decoding and Jacobi
+            windows).
+        seed: of the images' random numbers, with each caption's id and sample index.
+        batch_size: most captions that are decoded together.
+        tables: the lookup tables of the acceptance rule (None: computed here).
+        observer: called in every pass before acceptance, with the batch, the draft tree and the
+            target's guided logits [B, N+1, V]; it must not change them.
 
     Raises:
         ValueError: the target or the drafter does not support the config (k larger than the

@@ -116,12 +116,19 @@ class Eagle3Decoder(Transformer):
 
 
 class Eagle3Layer(EagleLayer):
-    """taps: the layers of the target whose inputs `fc` mixes. ids [V_d]: the codes that it drafts.
-    vocab_size: the target's. codes: see `EagleLayer`.
+    """The layer of EAGLE-3, with a head of its own over the codes that it drafts.
+
+    Args:
+        config: its sizes.
+        taps: the layers of the target whose inputs `fc` mixes.
+        vocab_size: the target's.
+        draft_vocab: number of codes that it drafts.
+        codes: see `EagleLayer`.
+        norm_before_residual: the output of attention is added to the normalised state.
     """
 
     decoder: Eagle3Decoder
-    ids: Tensor
+    ids: Tensor  # [V_d] the codes that it drafts
 
     def __init__(
         self,

@@ -374,8 +374,12 @@ def try_metric(
     """Why a metric has no number on noise of the sweep's sizes; None if it has one. Loads its
     networks.
 
-    width: of features. images: of a trial's smallest jackknife replicate. own_vanilla: also try
-    vanilla's images against themselves.
+    Args:
+        metric: the metric to try.
+        image_size: pixels along a side.
+        width: number of features.
+        images: of a trial's smallest jackknife replicate.
+        own_vanilla: also try vanilla's images against themselves.
     """
     count = _TRIED if IMAGES in metric.needs else images
     rows = torch.arange(count)

@@ -190,10 +190,16 @@ def register_score(
 ) -> None:
     """Register a per-image score and the metric `name`, its mean over a trial's images.
 
-    load: makes the score; raises MetricUnavailable when the score does not apply to the context,
-    and WeightsError when a weight file is wrong. weights: keys that a models.yaml entry must give
-    under `metrics`, each with what the file is; without the first one the score is unavailable.
-    optional_weights: keys of networks that `load` uses if given.
+    Args:
+        name: of the metric and of the score's column.
+        unit: of the score.
+        about: what it measures, in one line.
+        load: makes the score; raises MetricUnavailable when the score does not apply to the
+            context, and WeightsError when a weight file is wrong.
+        weights: keys that a models.yaml entry must give under `metrics`, each with what the file
+            is; without the first one the score is unavailable.
+        optional_weights: keys of networks that `load` uses if given.
+        direction: whether more or less is better.
 
     Raises:
         ConfigError: another module has registered the name.
@@ -222,9 +228,12 @@ def load_frozen(
 ) -> M:
     """build() with the weights of a file: frozen, in evaluation mode, fp32.
 
-    table: names in the file and in the module. part: name of the submodule that the file fills; all
-    of it by default. split: applied to the file's tensors first, where one of them holds several
-    weights.
+    Args:
+        build: makes the module.
+        path: the weight file.
+        table: names in the file and in the module.
+        part: name of the submodule that the file fills; all of it by default.
+        split: applied to the file's tensors first, where one of them holds several weights.
 
     Raises:
         WeightsError: the file is missing, damaged, or of another model or size; it is named.

@@ -62,9 +62,12 @@ class HFDecoder(Body):
     """A decoder-only model of `transformers` that rotates by position, its embedding and head cut
     to the image's codes.
 
-    decoder: called as decoder(inputs_embeds, attention_mask, position_ids, past_key_values);
-    returns features after its final norm. Its input embedding is removed: take it before. codes [V,
-    D]: an embedding for each code of the image. head: features to logits over the codes.
+    Args:
+        config: its sizes.
+        decoder: called as decoder(inputs_embeds, attention_mask, position_ids, past_key_values);
+            returns features after its final norm. Its input embedding is removed: take it before.
+        codes: an embedding for each code of the image [V, D].
+        head: features to logits over the codes.
     """
 
     places: Tensor

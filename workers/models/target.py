@@ -66,11 +66,16 @@ class Codec(Protocol):
 
 
 class Target(nn.Module):
-    """A visual AR model, ready to decode. name: identifies it in results. sampling: its default
-    settings.
+    """A visual AR model, ready to decode.
 
-    row_end [D]: the embedding of the fixed token after every row of the image, if the family has
-    one (see `workers.decoding.row_ends`); it does not count as a token of the image.
+    Args:
+        name: identifies it in results.
+        transformer: the decoder.
+        conditioner: captions to prompts.
+        codec: tokens to images; None: it cannot decode images.
+        sampling: its default settings.
+        row_end: the embedding [D] of the fixed token after every row of the image, if the family
+            has one (see `workers.decoding.row_ends`); it does not count as a token of the image.
     """
 
     row_end: Tensor | None

@@ -364,18 +364,17 @@ def infer_config(
     """A codec's sizes from the names and shapes of its tensors, or `defaults` if they are
     incomplete: loading will then report what is missing.
 
-    down, up: prefixes of the encoder's and decoder's levels. block: name of a level's residual
-    blocks.
+    Args:
+        tensors: the codec's, by name.
+        defaults: the sizes that the file does not say.
+        down: prefix of the encoder's levels.
+        up: prefix of the decoder's levels.
+        block: name of a level's residual blocks.
     """
 
     def count(prefix: str) -> int:
-        return len(
-            {
-                hit[1]
-                for name in tensors
-                if (hit := re.match(rf"{re.escape(prefix)}\.(\d+)\.", name))
-            }
-        )
+        found = (re.match(rf"{re.escape(prefix)}\.(\d+)\.", name) for name in tensors)
+        return len({match[1] for match in found if match})
 
     try:
         channels = tensors["encoder.conv_in.weight"].shape[0]

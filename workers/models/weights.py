@@ -82,8 +82,10 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
     """The tensors of a decoder layer in Hugging Face's layout, for a `Layer` of this project's
     transformer.
 
-    source, target: the layer's name, such as "model.layers.{l}". channels: a head's, if the file
-    rotates halves (see `interleave_rotary`).
+    Args:
+        source: the layer's name in the file, such as "model.layers.{l}".
+        target: its name in the module.
+        channels: a head's, if the file rotates halves (see `interleave_rotary`).
     """
 
     def interleave(weight: Tensor) -> Tensor:

@@ -142,8 +142,12 @@ class TokenPrompts(nn.Module):
     """Captions to prompts of P tokens, with the caption's tokens at the end and masked padding
     before them.
 
-    words [W, D]: the embedding of all ids. encode: a caption to the ids of its whole prompt. null:
-    ids of the unconditional prompt. padding: the id of masked positions.
+    Args:
+        words: the embedding [W, D] of all ids.
+        prompt_len: P.
+        encode: a caption to the ids of its whole prompt.
+        null: ids of the unconditional prompt.
+        padding: the id of masked positions.
     """
 
     def __init__(
