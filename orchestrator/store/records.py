@@ -165,6 +165,8 @@ class TrialRecord:
             record = cls(config=None, **parsed)
             if min(record.number, record.images, record.taken) < 0:
                 raise ValueError("a number is negative")
+            if (record.metrics or record.history) and not config:
+                raise ValueError("it was measured, but has no config")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not the record of a trial: {error}") from error
         with at("config"):

@@ -131,6 +131,17 @@ def test_records_are_read_or_refused(sweep: Path) -> None:
         assert TrialRecord.from_json(record.to_json()) == record, where
 
 
+@pytest.mark.parametrize("config", [{}, None, [], "", 0])
+def test_a_measured_trial_without_a_config_is_refused(sweep: Path, config: object) -> None:
+    """Its setting has no name on a front, and nothing can be generated with it."""
+    plain = json.loads(Sweep.open(sweep).records[0].to_json())
+    del plain["checksum"]
+    unmeasured = plain | {"config": config, "metrics": {}, "history": []}
+    assert TrialRecord.from_json(json.dumps(unmeasured).encode()).config is None
+    with pytest.raises(ValueError, match="config"):
+        TrialRecord.from_json(json.dumps(plain | {"config": config}).encode())
+
+
 def test_a_metric_has_no_more_replicates_than_blocks(sweep: Path) -> None:
     plain = json.loads((sweep / "trials" / "00003.json").read_bytes())
     plain.pop("checksum")
