@@ -86,6 +86,11 @@ def copy_record(proposal: Proposal, earlier: TrialRecord) -> TrialRecord:
     return make_record(proposal, **_shared_results(earlier), duplicate_of=first)
 
 
+def _counts(output: Mapping[str, Any]) -> dict[str, Any]:
+    """What a measurement says of passes, and of images that were taken over."""
+    return {"passes": parse_passes(output.get("passes", {})), "taken": output.get("taken", 0)}
+
+
 def _read_history(output: Mapping[str, Any], images: int) -> dict[int, Mapping[str, Estimate]]:
     """The metrics of a measurement by their numbers of images; values that are not finite are left
     out of the last.
@@ -212,8 +217,8 @@ class Trials:
         # those of earlier trials and its own, whatever comes later
         timings: Sequence[Task] = self.sessions.of(config)
         shape = config.shape.key
-        rungs = self.plan.rungs(config)
-        left = [rung for rung in rungs if stopped is None or rung.images > stopped.images]
+        done = stopped.images if stopped else 0
+        rungs = [rung for rung in self.plan.rungs(config) if rung.images > done]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
         stop = stopped.stop if stopped else None
         history = dict(stopped.history) if stopped else {}
@@ -227,8 +232,8 @@ class Trials:
 
         self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
         kind = events.TrialResumed if stopped else events.TrialStarted
-        self._emit_start(kind, proposal, left[0], rungs[-1])
-        for rung in left:
+        self._emit_start(kind, proposal, rungs[0], rungs[-1])
+        for rung in rungs:
             result, timings = yield from self._measure(config, rung, timings, prefetched)
             if result.output is None:
                 self._check_baseline(number, result.cause, result.lost)
@@ -255,11 +260,10 @@ class Trials:
                 history=tuple(sorted(history.items())),
                 shards=names([*rung.files, *timings[-1:]]),
                 shape=shape if timings else "",
-                passes=parse_passes(result.output.get("passes", {})),
                 timed_on=timed_on,
                 images=rung.images,
-                taken=result.output.get("taken", 0),
                 stop=stop,
+                **_counts(result.output),
             )
         raise AssertionError("the last rung is all captions")
 
