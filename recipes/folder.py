@@ -1,11 +1,13 @@
 """A user's own images: a folder of images with captions, or with one subfolder per class.
 
 The first of these layouts that fits is read. Images are those of the folder and its subfolders at
-    any depth. captions.jsonl      one object per line: {"file": "a.png", "caption": "a red ball"}
-    captions.csv        columns file, caption (with a header line) captions.txt        one line per
-    image: file name, a tab, the caption a.png + a.txt       the caption in a text file of the same
-    name, as img2dataset writes it cats/1.png, ...     the subfolder's name is the caption, also of
-    images in folders below it
+any depth.
+
+    captions.jsonl      one object per line: {"file": "a.png", "caption": "a red ball"}
+    captions.csv        columns file, caption (with a header line)
+    captions.txt        one line per image: file name, a tab, the caption
+    a.png + a.txt       the caption in a text file of the same name, as img2dataset writes it
+    cats/1.png, ...     the subfolder's name is the caption, also of images in folders below it
 """
 
 from __future__ import annotations

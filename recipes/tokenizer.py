@@ -41,10 +41,12 @@ SCENES_VQ = VQConfig(
 class TokenizerLoss:
     """Weights of the loss, and how the codebook is updated from the encoder's outputs.
 
-    Attributes: l2, gradient, commitment: weights of these terms, where the L1 loss has weight 1.
-        `gradient` is the L1 of horizontal and vertical finite differences, which keeps edges crisp.
-        codebook_decay: of the EMA of each code's count and sum. restart_below: a code used less
-        than this fraction of the uniform rate is set to a random vector of the batch.
+    Attributes:
+        l2, gradient, commitment: weights of these terms, where the L1 loss has weight 1. `gradient`
+            is the L1 of horizontal and vertical finite differences, which keeps edges crisp.
+        codebook_decay: of the EMA of each code's count and sum.
+        restart_below: a code used less than this fraction of the uniform rate is set to a random
+            vector of the batch.
         restart_until: fraction of the steps after which no code is restarted.
     """
 

@@ -20,6 +20,7 @@ from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
     from orchestrator.errors import CommandError, QueryError
+    from orchestrator.front.choice import Choice
     from orchestrator.front.trial import Trial
     from orchestrator.images import DrawnImage, ImageEngine
     from orchestrator.store.files import NoSweepError
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Sweep": "specfrontier.sweep",
     "Trial": "orchestrator.front.trial",
+    "Choice": "orchestrator.front.choice",
     "load_engine": "specfrontier.images",
     "ImageEngine": "orchestrator.images",
     "DrawnImage": "orchestrator.images",
@@ -45,6 +47,7 @@ _HOMES = {
 _WITH_TORCH = ("specfrontier.images", "orchestrator.images")
 __all__ = [
     "PRESETS",
+    "Choice",
     "CommandError",
     "ConfigError",
     "DecodingConfig",

@@ -29,8 +29,9 @@ class Sweep(results.Sweep):
     """A finished or running sweep. The methods use the sweep's first two objectives unless `x` and
     `y` are given.
 
-    sweep = Sweep.open("sweeps/quickstart") sweep.front("speedup", "fid",
-    where=["acceptance.neighbourhood=additive"], subject_to=["drift<=2"]).to_pandas()
+        sweep = Sweep.open("sweeps/quickstart")
+        front = sweep.front("speedup", "fid", subject_to=["drift<=2"])
+        front.to_pandas()
     """
 
     @classmethod

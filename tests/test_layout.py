@@ -40,11 +40,13 @@ DECODING = ("workers.decoding", "workers.models", "workers.drafters")
 DECODING_LIBRARIES = frozenset({"torch", "numpy", "safetensors", "transformers"})
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 500, 60, 10
 # Functions that are longer on purpose: a kernel's steps, and a trial as one generator.
-STILL_LONG = (
-    "workers.decoding.accept_kernel:",
-    "workers.decoding.kernels:",
-    "orchestrator.run.trial:",
-)
+STILL_LONG = {
+    ("workers.decoding.accept_kernel", "_reject_child"),
+    ("workers.decoding.accept_kernel", "_verify_children"),
+    ("workers.decoding.accept_kernel", "accept_path"),
+    ("workers.decoding.kernels", "accept_tree"),
+    ("orchestrator.run.trial", "run"),
+}
 MIN_SLACK, SLACK_SHARE = 2, 0.02  # how far a figure may be below its budget
 GROWTH_SHARE = 0.005  # of tokens that need no reason: a mended fault, a name in full
 MIN_WORDS = 5  # of a reason
@@ -283,13 +285,13 @@ def test_files_and_functions_stay_short() -> None:
                 continue
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             parameters = len([*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs])
-            if length > MAX_FUNCTION_LINES:
+            if length > MAX_FUNCTION_LINES and (module, node.name) not in STILL_LONG:
                 long.append(f"{module}:{node.lineno} {node.name}: {length} lines")
             # a kernel has its addresses and sizes one by one
             is_exempt = module.endswith("_kernel")
             if parameters > MAX_PARAMETERS and not is_exempt:
                 long.append(f"{module}:{node.lineno} {node.name}: {parameters} parameters")
-    assert not [entry for entry in long if not entry.startswith(STILL_LONG)]
+    assert not long
 
 
 def test_packages_keep_within_their_budgets() -> None:

@@ -80,6 +80,9 @@ def _located(sweep: SweepConfig) -> Iterator[None]:
             raise ConfigError(error.path, error.problem, OVERRIDE) from error
 
 
+_MIN_NAMED = 2  # characters; a shorter value may be in any message
+
+
 def _names_override(sweep: SweepConfig, error: ConfigError) -> bool:
     """Whether an error about a section names the value of one of its keys that --set gave."""
     size = len(error.path)
@@ -92,6 +95,8 @@ def _names_override(sweep: SweepConfig, error: ConfigError) -> bool:
         for key in path:
             value = value[int(key[1:-1])] if isinstance(value, list) else value[key]
         name = Path(str(value)).name  # messages may write a path in another form
+        if len(name) < _MIN_NAMED:
+            continue
         if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", error.problem):
             return True
     return False

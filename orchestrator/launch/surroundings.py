@@ -119,8 +119,7 @@ def check_stored_results(found: Inspection) -> None:
     if found.identity is not None and found.identity.format != FORMAT:
         raise ValueError(
             f"{storage.display_name}: this sweep has shards of format {found.identity.format}, and "
-            f"this version of specfrontier writes format {FORMAT}; its front can still be queried, "
-            "but launch under another --name"
+            f"this version of specfrontier writes format {FORMAT}; launch under another --name"
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from search_spaces.trial import DecodingConfig
 
-FORMAT = 4  # increase it when the meaning of the rows changes; files of another format are not used
+FORMAT = 5  # increase it when the meaning of the rows changes; files of another format are not used
 # Folders of a sweep.
 SHARDS = "shards"
 TIMINGS = "timings"

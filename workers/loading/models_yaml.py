@@ -5,10 +5,16 @@ A model is always an entry. The built-in model, and a folder of weights like its
 the family `scenes` that no file has to spell out. For plans, models are loaded on the meta device:
 from their files' headers if the files exist, else from the architecture.
 
-mine: family: llamagen transformer: ckpt/t2i_XL_stage1_256.pt     # the family's own keys; paths are
-  relative to this file vq: ckpt/vq_ds16_t2i.pt text: ckpt/flan-t5-xl image_size: 256 dtype: auto
-  # float32 | bfloat16 | float16; auto: bfloat16 on a GPU drafters: {eagle: ckpt/eagle.safetensors}
-  metrics: {inception: pt_inception.pth}
+    mine:
+      family: llamagen
+      # The family's own keys; paths are relative to this file.
+      transformer: ckpt/t2i_XL_stage1_256.pt
+      vq: ckpt/vq_ds16_t2i.pt
+      text: ckpt/flan-t5-xl
+      image_size: 256
+      dtype: auto  # float32 | bfloat16 | float16; auto: bfloat16 on a GPU
+      drafters: {eagle: ckpt/eagle.safetensors}
+      metrics: {inception: pt_inception.pth}
 
 Every path may be a file of the Hugging Face Hub: hf://ORG/REPO[/FILE][@REVISION] (see
 `workers.loading.hub`).

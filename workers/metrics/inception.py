@@ -8,9 +8,12 @@ are 1008 classes. Features are the 2048 after the global average; class logits o
 the Inception score's own code (Salimans et al. 2016).
 
 Both ways of resizing start from 256-pixel squares (Lanczos, 8 bits); each has its own key and
-    identity: inception       bicubic with antialiasing in floats, clean-fid's "clean" (Parmar et
-    al. 2022), as in the papers inception_tf    TensorFlow 1's bilinear without antialiasing, as in
-    the original FID and torch-fidelity
+identity:
+
+    inception       bicubic with antialiasing in floats, clean-fid's "clean" (Parmar et al. 2022),
+                    as in the papers
+    inception_tf    TensorFlow 1's bilinear without antialiasing, as in the original FID and
+                    torch-fidelity
 
 The Inception score asks whether objects are clear and diverse: exp of the mean divergence KL(p(y |
 image) || p(y)) (Salimans et al. 2016). With Inception, y is one of 1008 classes; with the scenes'

@@ -81,6 +81,7 @@ class LoadedSweep:
         memory = limit_memory(self.device, spec.gpu_share)
         self._memory = memory
         self._batches = dict[DecodingConfig, int]()
+        self._per_decode = IMAGES_PER_DECODE
         self._entry = entry = (
             folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
         )
@@ -174,9 +175,16 @@ class LoadedSweep:
     def score(self, results: list[Result]) -> ImageScores:
         """Features and scores of the results' images, in their order."""
 
+        fitted: list[int] = []
+
         def score(chunk: Sequence[Result]) -> ImageScores:
             tokens = torch.stack([result.tokens for result in chunk]).to(self.device)
             captions = [result.request.caption for result in chunk]
-            return self.extractors.score(self.models.target.decode(tokens), captions)
+            scores = self.extractors.score(self.models.target.decode(tokens), captions)
+            fitted.append(len(chunk))
+            return scores
 
-        return ImageScores.concat(in_chunks(score, results, IMAGES_PER_DECODE))
+        scores = ImageScores.concat(in_chunks(score, results, self._per_decode))
+        if len(results) >= self._per_decode:
+            self._per_decode = max(fitted)  # of the next shard too: a failed try takes time
+        return scores

@@ -32,7 +32,11 @@ def check_peak(sweep: SweepConfig, entry: Entry, shapes: Models, share: float, m
     Raises:
         ValueError: it does not; names the memory needed, the memory there is, and the fix.
     """
-    needed = peak_bytes(sweep.resolve(shapes.target.sampling), shapes) + network_bytes(sweep, entry)
+    resolved = sweep.resolve(shapes.target.sampling)
+    try:
+        needed = peak_bytes(resolved, shapes) + network_bytes(sweep, entry)
+    except ConfigError as error:  # the pool knows a refusal by its type
+        raise ValueError(str(error)) from error
     if needed > memory:
         raise ValueError(
             f"--gpus-per-worker {share:g}: the sweep needs {format_bytes(needed)} at its peak, and "

@@ -205,6 +205,24 @@ def test_the_images_that_will_be_copied(earlier: Sweep) -> None:
     assert taken.copies(taken.extend(config), captions) == [], "they cannot be reached"
 
 
+def test_the_shards_of_a_trial_end_at_its_rungs(earlier: Sweep) -> None:
+    """So more of them are copied, with the same images in all."""
+    racing = {
+        "racing": {"rungs": [4, 10]},
+        "captions": {"source": "scenes", "count": IMAGES},
+    }
+    images = set()
+    for more in ({}, racing):
+        config = SweepConfig.from_mapping({**SPACE, "quality": {"shard": IMAGES}, **more})
+        taken = Earlier.read([earlier.storage.uri], config)
+        captions = facts(earlier)["captions"]
+        copies = taken.copies(taken.extend(config), captions)
+        numbers = [number for number, _, _ in copies]
+        assert {numbers.count(number) for number in numbers} == {3 if more else 1}
+        images.add(sum(count for *_, count in copies))
+    assert len(images) == 1
+
+
 def test_all_trials_that_a_front_was_chosen_from_are_counted(
     earlier: Sweep, tmp_path: Path
 ) -> None:

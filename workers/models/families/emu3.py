@@ -96,9 +96,12 @@ class Emu3(Family):
     prompt_tokens: Annotated[int, "longest prompt", Range(8)] = 192
 
     def load(self, device: torch.device, dtype: torch.dtype) -> Target:
-        """
-        Raises: WeightsError: a file is missing, damaged, or of another family or size. ValueError:
-            a size that is not a multiple of the codec's patch; the negative prompt is too long.
+        """Load the target.
+
+        Raises:
+            WeightsError: a file is missing, damaged, or of another family or size.
+            ValueError: a size that is not a multiple of the codec's patch; the negative prompt is
+                too long.
         """
         from transformers import Emu3ForConditionalGeneration
 
