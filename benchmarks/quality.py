@@ -15,12 +15,7 @@ from workers.metrics.caption_accuracy import image_accuracies
 from workers.metrics.clip_score import load_clip
 from workers.metrics.estimate import BLOCKS, Estimate, block_mean
 from workers.metrics.features import load_features
-from workers.metrics.frechet import (
-    Gaussian,
-    difference,
-    distance_between,
-    distance_to_reference,
-)
+from workers.metrics.frechet import Gaussian, difference, distance_between, distance_to_reference
 from workers.models.target import Target
 from workers.scenes.images import render, sample_attributes
 

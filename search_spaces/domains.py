@@ -16,14 +16,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Protocol
 
-from search_spaces.params import (
-    ConfigError,
-    ParamField,
-    as_tuples,
-    at,
-    expect_list,
-    expect_mapping,
-)
+from search_spaces.params import ConfigError, ParamField, as_tuples, at, expect_list, expect_mapping
 
 Scalar = str | int | float | bool | None
 VALUES_KEY = "values"

@@ -12,14 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from search_spaces.domains import (
-    VALUES_KEY,
-    Domain,
-    Values,
-    distinct_labels,
-    fixed,
-    read_domain,
-)
+from search_spaces.domains import VALUES_KEY, Domain, Values, distinct_labels, fixed, read_domain
 from search_spaces.params import (
     ConfigError,
     ParamField,

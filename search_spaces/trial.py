@@ -27,15 +27,7 @@ from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
 from search_spaces.drafters import DRAFTERS, DrafterChoice, NoDrafter
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
-from search_spaces.params import (
-    ConfigError,
-    Params,
-    Range,
-    Symbol,
-    at,
-    expect_mapping,
-    unknown_key,
-)
+from search_spaces.params import ConfigError, Params, Range, Symbol, at, expect_mapping, unknown_key
 from search_spaces.plugins import is_external
 from search_spaces.schedules import SCHEDULES
 from search_spaces.sections import Section

@@ -13,14 +13,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.cli.text import say
-from orchestrator.errors import (
-    FAILED,
-    INTERRUPTED,
-    WRONG_USAGE,
-    CommandError,
-    ends_with,
-    in_memory,
-)
+from orchestrator.errors import FAILED, INTERRUPTED, WRONG_USAGE, CommandError, ends_with, in_memory
 from orchestrator.options import find_models, pick_device, show_notes
 from orchestrator.store import config_file
 from orchestrator.store.identity import plugins_of

@@ -38,12 +38,7 @@ from orchestrator.cluster.pool_worker import (
     PoolWorker,
     describe_error,
 )
-from orchestrator.cluster.tasks import (
-    PoolError,
-    SweepError,
-    Task,
-    TaskResult,
-)
+from orchestrator.cluster.tasks import PoolError, SweepError, Task, TaskResult
 from orchestrator.store import events
 from search_spaces.params import ConfigError
 from workers.actor import actor_class

@@ -13,15 +13,8 @@ from typing import Any
 import ray
 from ray.exceptions import ActorUnavailableError, RayError
 
-from orchestrator.cluster.placement import (
-    GENERATE,
-    NODE_ID_LABEL,
-    TIME,
-    Labels,
-)
-from orchestrator.cluster.tasks import (
-    Task,
-)
+from orchestrator.cluster.placement import GENERATE, NODE_ID_LABEL, TIME, Labels
+from orchestrator.cluster.tasks import Task
 from workers.data.shards import TimingSession
 
 MAX_ATTEMPTS = 3  # at a task whose worker dies, or cannot use the store

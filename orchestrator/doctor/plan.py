@@ -28,9 +28,7 @@ from search_spaces.trial import DecodingConfig
 from workers.data.shards import MAX_SHAPES
 from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Models
-from workers.loading.models_yaml import (
-    shape_only_models,
-)
+from workers.loading.models_yaml import shape_only_models
 from workers.runtime.batch_size import IMAGES_PER_DECODE, automatic_batch
 from workers.runtime.memory import RESERVED_BYTES, format_bytes
 from workers.runtime.peak_memory import heaviest_setting, network_bytes

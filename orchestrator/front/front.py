@@ -44,20 +44,21 @@ _INFEASIBLE = "outside the constraints"
 
 @dataclass(frozen=True, eq=False)
 class Front:
-    """The front of one or more sweeps.
-
-    sweeps: by name. metrics: two or three, the first of which is to be the best within limits on
-    the others. trials: all trials as a table, with a column `sweep`. rows: those in it that may be
-    on the front. left_out: number of the others by reason. form: of the settings' names;
-    `ABBREVIATED`: if one on the front must be (`SettingNames.alike`).
-    """
+    """The front of one or more sweeps."""
 
     sweeps: Mapping[str, Sweep]
+    """By name."""
     metrics: tuple[Metric, ...]
+    """Two or three, the first of which is to be the best within limits on the others."""
     trials: pyarrow.Table
+    """All trials, with a column `sweep`."""
     rows: Sequence[int]
+    """The rows of `trials` that may be on the front."""
     left_out: Mapping[str, int]
+    """How many of the others were left out, by reason."""
     form: Form = Form.OWN
+    """How settings are named; `Form.ABBREVIATED` abbreviates all names if one on the front must be
+    abbreviated (see `SettingNames.alike`)."""
 
     @cached_property
     def names(self) -> SettingNames:

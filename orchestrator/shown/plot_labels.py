@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from orchestrator.front.choice import (
-    Choice,
-)
+from orchestrator.front.choice import Choice
 from orchestrator.front.front import Front
 from orchestrator.front.trial import Candidate, Trial
 from orchestrator.shown.number_places import mark_radius, place_numbers

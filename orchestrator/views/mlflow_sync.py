@@ -11,10 +11,7 @@ from orchestrator.store import files, launches
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending
 from orchestrator.views.mlflow import MlflowView, find_runs, write_shared_views
-from orchestrator.views.mlflow_client import (
-    as_tracking_error,
-    connect,
-)
+from orchestrator.views.mlflow_client import as_tracking_error, connect
 from orchestrator.views.mlflow_page import MlflowLocation
 from orchestrator.views.mlflow_place import TrackingPlace
 from orchestrator.views.tables import replace_damaged

@@ -38,11 +38,7 @@ from workers.metrics.networks import (
     Scorer,
     own_or_builtin,
 )
-from workers.metrics.registry import (
-    required_inputs,
-    select_metrics,
-    weight_keys,
-)
+from workers.metrics.registry import required_inputs, select_metrics, weight_keys
 from workers.models.checkpoint_files import WeightsError, shapes_only
 
 

@@ -150,9 +150,9 @@ class ShardReader:
     def images(self, names: Iterable[str]) -> list[dict[str, Tensor]]:
         """The columns of each quality shard, in the order of their first captions."""
         columns = [*_COUNT_COLUMNS, *(SCORES + name for name in self.scores)]
-        columns += [FEATURES + extractor for extractor in self.features.values()] + [
-            TOKENS
-        ] * self.with_tokens
+        columns += [FEATURES + extractor for extractor in self.features.values()]
+        if self.with_tokens:
+            columns.append(TOKENS)
         parts = [self._image_columns(table) for table in self._read(names, "quality", columns)]
         return sorted(parts, key=lambda part: int(part[POSITION].min()))
 

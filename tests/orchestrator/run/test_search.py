@@ -23,12 +23,7 @@ from orchestrator.replay.sampler import SettingsPool
 from orchestrator.run.search import Proposal, Search
 from orchestrator.store.names import SettingNames
 from orchestrator.store.records import TrialRecord
-from orchestrator.views.study import (
-    check_study,
-    open_storage,
-    own_trials,
-    short_names,
-)
+from orchestrator.views.study import check_study, open_storage, own_trials, short_names
 from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling

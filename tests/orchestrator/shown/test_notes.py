@@ -13,12 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from orchestrator.shown.status import (
-    MIN_PASSES,
-    drafter_warnings,
-    is_hardly_accepted,
-    waiting_note,
-)
+from orchestrator.shown.status import MIN_PASSES, drafter_warnings, is_hardly_accepted, waiting_note
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from search_spaces.presets import PRESETS

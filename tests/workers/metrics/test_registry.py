@@ -19,21 +19,11 @@ from workers.metrics.definition import (
     REFERENCE,
     TIMINGS,
 )
-from workers.metrics.estimate import (
-    BLOCKS,
-    Estimate,
-    MetricUnavailable,
-    block_mean,
-    ratio_estimate,
-)
+from workers.metrics.estimate import BLOCKS, Estimate, MetricUnavailable, block_mean, ratio_estimate
 from workers.metrics.features import load_features
 from workers.metrics.metric import METRICS, MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.networks import SCORERS
-from workers.metrics.registry import (
-    compute_metrics,
-    select_metrics,
-    uses_timings,
-)
+from workers.metrics.registry import compute_metrics, select_metrics, uses_timings
 
 EXPECTED = {
     "fid",

@@ -30,12 +30,7 @@ from tests.fakes.watched import Replay, draw
 from workers.models import text
 from workers.models.checkpoint_files import WeightsError, shapes_only
 from workers.models.families import llamagen
-from workers.models.families.llamagen import (
-    CLASS_SAMPLING,
-    SIZES,
-    TEXT_SAMPLING,
-    LlamaGen,
-)
+from workers.models.families.llamagen import CLASS_SAMPLING, SIZES, TEXT_SAMPLING, LlamaGen
 from workers.models.families.llamagen_prompts import ClassConditioner, pad_left
 from workers.models.target import Target
 from workers.models.text import T5Encoder, clean_caption
