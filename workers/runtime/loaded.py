@@ -185,6 +185,6 @@ class LoadedSweep:
             return scores
 
         scores = ImageScores.concat(in_chunks(score, results, self._per_decode))
-        if len(results) >= self._per_decode:
+        if max(fitted, default=0) < min(self._per_decode, len(results)):
             self._per_decode = max(fitted)  # of the next shard too: a failed try takes time
         return scores
