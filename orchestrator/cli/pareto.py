@@ -114,7 +114,7 @@ def pareto(
     recommended = recommend(
         front, wanted.best, lossless=wanted.lossless and bool(wanted.best), number=wanted.trial
     )
-    chosen = choosing.select(front) if is_chosen else None
+    chosen = recommended.require(choosing.kind) if is_chosen else None
     notes = _notes(front, query, wanted.best or ())
     if wanted.knee and KNEE not in recommended.choices:
         notes.append(NO_KNEE)

@@ -162,18 +162,25 @@ class TrialOptions:
             )
         return bool(names)
 
+    @property
+    def kind(self) -> str:
+        """The kind of choice that they ask for (see `orchestrator.front.choice`)."""
+        from orchestrator.front.choice import BEST, KNEE, LOSSLESS, TRIAL
+
+        if self.trial is not None:
+            return TRIAL
+        if self.knee:
+            return KNEE
+        return LOSSLESS if self.lossless and not self.best else BEST
+
     def select(self, front: Front) -> Choice:
         """The trial of a front that they choose; without any, the best one of all. Raises the errors
         of `recommend` and `Recommendation.require`.
         """
-        from orchestrator.front.choice import BEST, KNEE, LOSSLESS, TRIAL, recommend
+        from orchestrator.front.choice import recommend
 
         found = recommend(front, self.best or [], lossless=self.lossless, number=self.trial)
-        if self.trial is not None:
-            return found.require(TRIAL)
-        if self.knee:
-            return found.require(KNEE)
-        return found.require(LOSSLESS if self.lossless and not self.best else BEST)
+        return found.require(self.kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
