@@ -111,10 +111,10 @@ def caption_accuracy_count(inputs: MetricInputs) -> Estimate:
 )
 def caption_accuracy_colour(inputs: MetricInputs) -> Estimate:
     """Share of the colours of captions' objects that the feature extractor finds in the image."""
+    colours = ("first_colour", "second_colour")
+    others = [slot for slot, name in enumerate(_NAMES) if name not in colours]
     counted = applicable(inputs.cached("attributes", _attributes)[1])
-    counted[
-        :, [i for i, name in enumerate(_NAMES) if name not in ("first_colour", "second_colour")]
-    ] = False
+    counted[:, others] = False
     return _share(inputs, counted)
 
 

@@ -84,8 +84,12 @@ class ClipTowers(nn.Module):
 class Clip(ClipTowers):
     """A published CLIP with its tokenizer and normalisation of pixels.
 
-    tokenizer None: images only. normalization: mean and standard deviation of each channel, of
-    pixels in 0..1. side: images are first reduced to centre squares of this size (see `squares`).
+    Args:
+        config: sizes of both towers.
+        tokenizer: turns captions into token ids; None if only images are embedded.
+        normalization: mean and standard deviation of each channel, for pixels in 0..1.
+        side: pixels of the centre squares to which images are first reduced (see `squares`); None:
+            images are left as they are.
     """
 
     def __init__(
@@ -176,8 +180,13 @@ def load_clip_folder(folder: Path, *, texts: bool = True, side: int | None = Non
 
 
 def load_tokenizer(kind: Any, folder: Path, names: Sequence[str], source: str) -> Any:
-    """A transformers tokenizer of class `kind` from a folder that has one of the files `names`;
-    `source`: whose.
+    """A transformers tokenizer, read from the files in a folder.
+
+    Args:
+        kind: class of the tokenizer.
+        folder: folder with the tokenizer's files.
+        names: files of which the folder must have at least one.
+        source: what an error says about these files, such as the model that they belong to.
 
     Raises:
         WeightsError: the folder has no such file, or the tokenizer cannot be read.
@@ -208,7 +217,7 @@ def load_clip_tokenizer(folder: Path, config: CLIPConfig) -> CLIPTokenizer:
     )
     text: Any = config.text_config
     end = tokenizer.eos_token_id
-    # Old configs say 2, and transformers then takes the largest id for the end token.
+    # Old configs have 2 as the end token; transformers then takes the largest id instead.
     if len(tokenizer) > text.vocab_size or text.eos_token_id not in (2, end):
         raise WeightsError(
             f"{folder}: its tokenizer has {len(tokenizer)} words and the end token {end}, the "

@@ -34,10 +34,9 @@ from numpy.typing import NDArray
 from workers.metrics.estimate import Estimate, MetricUnavailable, Noise
 
 Floats = NDArray[np.float64]
-# tau before a setting was timed twice, and the degrees of freedom of that
-ASSUMED_STATE = 0.015
-_ASSUMED_DOF = 2
-_POOLED_DOF = 2  # degrees of freedom with which the noise of all sessions counts in that of each
+ASSUMED_STATE = 0.015  # tau before a setting was timed in two sessions
+_ASSUMED_DOF = 2  # degrees of freedom with which the assumed tau counts
+_POOLED_DOF = 2  # degrees of freedom with which the noise of all sessions counts in each session's
 _TINY = 1e-18  # variance of a clock without noise
 
 
@@ -70,8 +69,8 @@ class Session:
         return [row for row, other in enumerate(self.shapes) if other == shape]
 
     def log_seconds(self, shape: Hashable, passes: Floats) -> Floats:
-        """[K, U] log seconds of a shape, the mean of its settings, at numbers of passes [K]; where
-        that is infinite, of one pass without the prefill.
+        """Log seconds [K, U] of a shape at numbers of passes [K], the mean over its settings. An
+        infinite number of passes stands for one pass without the prefill.
         """
         rows = self.rows(shape)
         counts = passes[:, None, None]
@@ -81,7 +80,7 @@ class Session:
         return mean
 
     def timed_passes(self, shape: Hashable) -> float:
-        """Passes of a timed batch, the mean."""
+        """The mean number of passes of a timed batch."""
         return float(self.passes[self.rows(shape)].mean())
 
     @property
@@ -90,20 +89,19 @@ class Session:
 
     @cached_property
     def noise(self) -> float:
-        """Variance of a log reading that neither its setting nor its unit explains; of a single
-        setting, its own.
+        """Variance of a log reading that neither its setting nor its unit explains; with a single
+        setting, the variance over units.
         """
         logs = np.log(self.prefill + self.passes.mean(axis=1, keepdims=True) * self.per_pass)
         rest = logs - logs.mean(axis=1, keepdims=True)
-        rest = rest - rest.mean(axis=0) if len(logs) > 1 else rest
+        if len(logs) > 1:
+            rest = rest - rest.mean(axis=0)
         return float(np.square(rest).sum()) / self.noise_dof
 
 
 class Prices:
     """The costs of settings on one device at one batch size, from all sessions there (see the
-    module).
-
-    vanilla: its shape.
+    module). Costs are relative to those of the shape `vanilla`.
     """
 
     def __init__(self, sessions: Sequence[Session], vanilla: Hashable) -> None:
@@ -128,8 +126,11 @@ class Prices:
     def speedup(self, shape: Hashable, passes: Floats, n: int) -> Estimate:
         """Vanilla's seconds over a shape's.
 
-        passes [1 + G]: of its batches: of all captions first, then without each block of them. n:
-        number of images.
+        Args:
+            shape: what the costs of the setting depend on.
+            passes: [1 + G] mean passes of a batch: first over all captions, then without each block
+                of captions (see `batch_passes`).
+            n: number of images.
 
         Raises:
             MetricUnavailable: the shape was not timed.
@@ -141,10 +142,10 @@ class Prices:
         return self._estimate(np.exp(-logs), noises, n, sign=-1.0)
 
     def latency(self, shape: Hashable, passes: Floats, n: int, batch: int) -> Estimate:
-        """Seconds per image of a batch: vanilla's in all sessions, over the speed-up. Arguments as
-        in `speedup`.
+        """Seconds per image at a batch size: vanilla's in all sessions, over the speed-up.
 
-        What vanilla's noise in a session adds to its seconds, the speed-up takes off again.
+        The other arguments are those of `speedup`. What vanilla's noise in a session adds to its
+        seconds, the speed-up takes off again.
         """
         level, noises = self._level
         logs = np.zeros(len(passes))
@@ -177,7 +178,7 @@ class Prices:
         return Estimate.from_replicates(values, n, summed)
 
     def _against_vanilla(self, shape: Hashable, passes: Floats) -> tuple[Floats, list[Noise]]:
-        """[K] log seconds of a shape's batches minus vanilla's, and the noises of that."""
+        """[K] log seconds of a shape's batches minus vanilla's, and the difference's noises."""
         sessions = self.sessions_of(shape)
         logs = np.stack([self._difference(session, shape, passes) for session in sessions])
         variances = [
@@ -219,14 +220,14 @@ class Prices:
 
     @staticmethod
     def _noise_of_difference(session: Session, shape: Hashable, noise: float) -> float:
-        """Variance of a shape's mean log seconds minus vanilla's, given the state of a session.
-        noise: of a reading.
+        """Variance of a shape's mean log seconds minus vanilla's, given the state of a session and
+        the variance `noise` of a reading.
         """
         return noise * (1 / len(session.rows(shape)) + 1) / session.units
 
     def _measure_state(self) -> tuple[float, int]:
-        """Variance of a log cost ratio from session to session, and its degrees of freedom: of
-        sessions that repeated settings link, one less than their number.
+        """Variance of a log cost ratio from session to session, and its degrees of freedom: each
+        group of sessions that repeated settings link adds one less than the number of its sessions.
         """
         squares = _ASSUMED_DOF * ASSUMED_STATE**2
         count = float(_ASSUMED_DOF)
@@ -248,38 +249,40 @@ class Prices:
 
     @cached_property
     def _level(self) -> tuple[float, list[Noise]]:
-        """Vanilla's mean log seconds of a batch, and the noises of that: its own in each session,
-        and what else makes sessions differ, or the units of a single one.
+        """Vanilla's mean log seconds of a batch, and the noises of that mean: vanilla's own in each
+        session, and what else makes sessions differ (with a single session, its units).
         """
         sessions = self.sessions_of(self.vanilla)
-        counts = [np.array([session.timed_passes(self.vanilla)]) for session in sessions]
-        units = [s.log_seconds(self.vanilla, c)[0] for s, c in zip(sessions, counts, strict=True)]
-        logs = units[0] if len(units) == 1 else np.array([part.mean() for part in units])
-        noises = [
-            Noise(
-                f"noise {s.name}", self.vanilla, math.sqrt(variance / s.units) / len(sessions), dof
-            )
-            for s, (variance, dof) in ((s, self._noise[s]) for s in sessions)
-        ]
-        variance = float(logs.var(ddof=1)) / len(logs) - math.fsum(
-            noise.effect**2 for noise in noises
-        )
+        readings = []
+        noises = []
+        for session in sessions:
+            passes = np.array([session.timed_passes(self.vanilla)])
+            readings.append(session.log_seconds(self.vanilla, passes)[0])
+            variance, dof = self._noise[session]
+            effect = math.sqrt(variance / session.units) / len(sessions)
+            noises.append(Noise(f"noise {session.name}", self.vanilla, effect, dof))
+        logs = readings[0]
+        if len(readings) > 1:
+            logs = np.array([units.mean() for units in readings])
+        explained = math.fsum(noise.effect**2 for noise in noises)
+        variance = float(logs.var(ddof=1)) / len(logs) - explained
         rest = Noise(self._own("level"), "vanilla", math.sqrt(max(0.0, variance)), len(logs) - 1)
         return float(logs.mean()), [*noises, rest]
 
 
 def _shrink_noises(sessions: Sequence[Session]) -> dict[Session, tuple[float, int]]:
-    """Variance of a log reading in each session, and its degrees of freedom: its own, and up to
-    `_POOLED_DOF` of those of all sessions.
+    """Variance of a log reading in each session, and its degrees of freedom: the session's own, and
+    up to `_POOLED_DOF` of those of the other sessions.
     """
     total = sum(session.noise_dof for session in sessions)
-    found = dict[Session, tuple[float, int]]()
+    noises = dict[Session, tuple[float, int]]()
     pooled = sum(session.noise_dof * session.noise for session in sessions) / max(1, total)
     for session in sessions:
         own = session.noise_dof
-        added = min(_POOLED_DOF, total - session.noise_dof)
-        found[session] = (own * session.noise + added * pooled) / (own + added), own + added
-    return found
+        added = min(_POOLED_DOF, total - own)
+        dof = own + added
+        noises[session] = ((own * session.noise + added * pooled) / dof, dof)
+    return noises
 
 
 def expected_max(values: Floats, size: int) -> float:
@@ -298,8 +301,13 @@ def expected_max(values: Floats, size: int) -> float:
 
 
 def batch_passes(passes: Floats, blocks: NDArray[np.int64], batch: int) -> Floats:
-    """[1 + G] mean passes of batches of images, which end with their longest one: of all images,
-    then without each block. passes, blocks [n]: passes and block of captions of each image.
+    """Mean passes [1 + G] of a batch of images, which ends with its longest one: first over all
+    images, then without each block.
+
+    Args:
+        passes: [n] passes of each image.
+        blocks: [n] block of captions of each image.
+        batch: images of a batch.
     """
     kept = [passes, *(passes[blocks != block] for block in range(int(blocks.max()) + 1))]
     return np.array([expected_max(part, batch) for part in kept])

@@ -18,13 +18,13 @@ REFERENCE = "reference"
 BASELINE = "baseline"
 TIMINGS = "timings"
 CLASSIFIER = "classifier"
-FEATURES: Final = "features"  # columns; precision and recall read the second one where it exists
-MANIFOLD: Final = "manifold"
-DINOV2: Final = "dinov2"
+FEATURES: Final = "features"  # column of the sweep's feature extractor
+MANIFOLD: Final = "manifold"  # column that precision and recall read instead, where it exists
+DINOV2: Final = "dinov2"  # column of DINOv2's features
 ATTRIBUTES = "attributes"  # attributes of scenes, which the feature extractor reads
 IMAGES = "images"  # decoded from their tokens, with their captions
 SCORE_PREFIX = "score."  # prefix of columns with a score for each image
-# what needs no neural network
+# Inputs that need no neural network.
 COUNTS = frozenset({TIMINGS, "emitted", "passes", "depth", "caption_id", "sample"})
 _STORED: Mapping[str, Any] = {
     "direction": str,
@@ -39,18 +39,16 @@ _RATIO_UNIT = "x"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a trial. `needs`: columns of the images, or any of REFERENCE, BASELINE,
-    TIMINGS, CLASSIFIER, ATTRIBUTES, IMAGES. `vanilla`: vanilla's value, where it is so by
-    definition. `definition`: of a sweep's own metric, whose name another sweep may give to another
-    one.
-    """
+    """One number of a trial."""
 
     name: str
-    direction: Direction
+    direction: Direction  # whether more or less is better
     unit: str = ""
-    about: str = ""
+    about: str = ""  # what it measures, in one line
+    # Columns of the images, or any of REFERENCE, BASELINE, TIMINGS, CLASSIFIER, ATTRIBUTES, IMAGES.
     needs: tuple[str, ...] = ()
-    vanilla: float | None = None
+    vanilla: float | None = None  # vanilla's value, where the definition fixes it
+    # What a sweep's own metric computes: another sweep may give its name to another metric.
     definition: str = ""
 
     def __post_init__(self) -> None:
@@ -61,7 +59,7 @@ class Metric:
             )
 
     def to_mapping(self) -> dict[str, Any]:
-        """What the results of a sweep depend on, as plain data, without the name."""
+        """All that the results of a sweep depend on, as plain data, without the name."""
         own = {"definition": self.definition} if self.definition else {}
         return {
             "direction": self.direction,
@@ -95,8 +93,8 @@ class Metric:
 
     @property
     def is_of_vanilla(self) -> bool:
-        """Whether it compares a trial's images with vanilla's, so that vanilla's own value is one
-        by construction.
+        """Whether it compares a trial's images with vanilla's, so that vanilla's own value follows
+        from the definition.
         """
         return BASELINE in self.needs
 

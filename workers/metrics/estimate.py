@@ -28,7 +28,7 @@ AnyFloats = TypeVar("AnyFloats", "Tensor", "NDArray[np.float64]")
 # eigenproblem for each block.
 BLOCKS = 24
 _ROUNDING = 1e-12  # relative to values above 1
-_MAX_NUMBER = 1e100  # in a file: sums of squares stay finite
+_MAX_NUMBER = 1e100  # limit of numbers in a file: sums of squares stay finite
 
 
 class MetricUnavailable(ValueError):
@@ -38,16 +38,12 @@ class MetricUnavailable(ValueError):
 
 
 class Noise(NamedTuple):
-    """A source of error that is not the captions. Values with the same source share it.
+    """A source of error that is not the captions. Values with the same source share it."""
 
-    effect: change of the value per standard deviation of the source. group: sources whose standard
-    deviations were estimated together, with `dof` degrees of freedom.
-    """
-
-    group: Hashable
+    group: Hashable  # names the sources whose standard deviations were estimated together
     source: Hashable
-    effect: float
-    dof: int
+    effect: float  # change of the value per standard deviation of the source
+    dof: int  # degrees of freedom from which the group's standard deviations are estimated
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +66,17 @@ class Estimate:
 
     @classmethod
     def from_replicates(cls, values: AnyFloats, n: int, noises: Sequence[Noise] = ()) -> Self:
-        """An estimate from values [1 + G]: of all blocks first, then with each block left out (G =
-        0: without).
+        """An estimate from values [1 + G]: first that of all blocks, then those with each block
+        left out. With G = 0 the error has only the part from `noises`.
         """
         value, *left_out = values.tolist()
         variance, dof = _sum_of_noises(noises)
-        error = math.hypot(
-            float(jackknife_error(values[1:])) if left_out else 0.0, math.sqrt(variance)
-        )
-        return cls(value, error, n, tuple(left_out), math.sqrt(variance), dof, noises=tuple(noises))
+        noise = math.sqrt(variance)
+        sampling_error = 0.0
+        if left_out:
+            sampling_error = float(jackknife_error(values[1:]))
+        error = math.hypot(sampling_error, noise)
+        return cls(value, error, n, tuple(left_out), noise, dof, noises=tuple(noises))
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> Self:

@@ -44,10 +44,10 @@ from workers.models.checkpoint_files import WeightsError, shapes_only
 
 @dataclass(frozen=True, slots=True)
 class ImageScores:
-    """features: [n, d] float32 by extractor; scores: [n] by name; in the order of the images."""
+    """What the networks read from images; rows are in the order of the images."""
 
-    features: Mapping[str, Tensor]
-    scores: Mapping[str, Tensor]
+    features: Mapping[str, Tensor]  # [n, d] float32 by name of the extractor
+    scores: Mapping[str, Tensor]  # [n] by name of the score
 
     @classmethod
     def concat(cls, parts: Sequence[Self]) -> Self:
@@ -61,16 +61,13 @@ class ImageScores:
 
 @dataclass(frozen=True, slots=True)
 class Extractors:
-    """The loaded networks. unavailable: networks that cannot be used with these images or captions,
-    with the reason.
+    """The loaded networks."""
 
-    by_role: feature extractors by the column of `MetricInputs.images` that they fill: "features",
-    "manifold" if precision and recall have an extractor of their own, and "dinov2".
-    """
-
+    # Feature extractors by the column of `MetricInputs.images` that they fill: "features",
+    # "manifold" if precision and recall have an extractor of their own, and "dinov2".
     by_role: Mapping[str, Extractor]
-    scorers: Mapping[str, Scorer]
-    unavailable: Mapping[str, str]
+    scorers: Mapping[str, Scorer]  # by name
+    unavailable: Mapping[str, str]  # why networks cannot be used with these images or captions
 
     @classmethod
     def load(
@@ -83,12 +80,17 @@ class Extractors:
         weights: Mapping[str, str] | None = None,
         metrics: Collection[str] | None = None,
     ) -> Self:
-        """The networks of a model's folder (its own, or the built-in ones) for images of a size and
-        captions.
+        """The networks that read a model's images: those of its folder, or the built-in ones.
 
-        weights: the user's own files by key (inception, vgg, clip, ...), which replace the built-in
-        ones. metrics: the requested ones (None: all); scores that none of them needs are not
-        loaded.
+        Args:
+            folder: folder of the model.
+            image_size: pixels along a side of its images.
+            captions: captions of the sweep.
+            device: device of the networks; on the meta device they have no weights.
+            weights: the user's own files by key (inception, vgg, clip, ...), which replace the
+                built-in ones.
+            metrics: names of the requested metrics (None: all); scores that none of them needs are
+                not loaded.
 
         Raises:
             WeightsError: a weight file is missing, damaged or of another model, or a key is
@@ -150,8 +152,8 @@ class Extractors:
         return {name: network.identity for name, network in networks.items()}
 
     def available(self, *, reference: bool) -> set[str]:
-        """The inputs of metrics that a sweep provides with these networks; `reference`: it has real
-        images.
+        """The inputs of metrics that a sweep with these networks provides. `reference` says whether
+        the sweep has real images.
         """
         counts = ("emitted", "passes", "depth")
         inputs = {
@@ -162,8 +164,11 @@ class Extractors:
             *(SCORE_PREFIX + name for name in self.scorers),
         }
         inputs |= self.by_role.keys() | ({ATTRIBUTES} - self.unavailable.keys())
-        inputs |= {REFERENCE} if reference else set()
-        return inputs if self.classifier is None else inputs | {CLASSIFIER}
+        if reference:
+            inputs.add(REFERENCE)
+        if self.classifier is not None:
+            inputs.add(CLASSIFIER)
+        return inputs
 
     def score(self, images: Tensor, captions: Sequence[str]) -> ImageScores:
         """Features and scores of images [n, 3, H, W] in [0, 1], generated from captions.
@@ -189,7 +194,7 @@ class Extractors:
 
 
 def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
-    """The user's paths by key, without `~`.
+    """The user's paths by key, with `~` expanded.
 
     Raises:
         WeightsError: no metric reads the key, or two keys have the same role.
@@ -212,10 +217,14 @@ def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
 def check_weights(
     folder: Path, weights: Mapping[str, str], metrics: Collection[str] = ()
 ) -> dict[str, str]:
-    """Problems of the user's files by key: each file's names and shapes are compared with its
-    network's.
+    """Problems of the user's files by key: names and shapes of a file's tensors are compared with
+    those of its network.
 
-    metrics: the requested ones (default: all); scores that none of them needs are not checked.
+    Args:
+        folder: folder of the model.
+        weights: the user's files by key.
+        metrics: names of the requested metrics (default: all); scores that none of them needs are
+            not checked.
 
     Raises:
         WeightsError: see `check_keys`.
@@ -234,10 +243,10 @@ def check_weights(
         for factory, path in _given_extractors(weights)
     }
     for name, scorer in SCORERS.all().items():
-        if (not metrics or SCORE_PREFIX + name in needed) and (
-            key := next(iter(scorer.weight_keys), None)
-        ) in weights:
-            loads[key] = partial(scorer.load_for, context)
+        is_needed = not metrics or SCORE_PREFIX + name in needed
+        main = next(iter(scorer.weight_keys), None)
+        if is_needed and main in weights:
+            loads[main] = partial(scorer.load_for, context)
     for key in loads.keys() - problems.keys():
         with shapes_only():
             try:
@@ -262,7 +271,14 @@ def unavailable_metrics(
     """For each metric that this model, its captions and its reference do not provide, the reason.
     No weights are read.
 
-    registered: the metrics that exist, by default all that are registered.
+    Args:
+        names: names of the requested metrics.
+        folder: folder of the model.
+        image_size: pixels along a side of its images.
+        captions: captions of the sweep.
+        weights: the user's own files by key.
+        reference: whether the sweep has real images.
+        registered: the metrics that exist, by default all that are registered.
 
     Raises:
         ValueError: no metric has that name; see also `Extractors.load`.

@@ -55,17 +55,15 @@ _Kernel = int | tuple[int, int]
 
 
 class _Conv(NamedTuple):
-    """One convolution of a branch: its name in the file, its channels and kernel.
+    """One convolution of a branch."""
 
-    fork: name and kernel of a second one on the same input, whose channels are appended; it ends
-    the branch.
-    """
-
-    name: str
+    name: str  # as in the file
     channels: int
     kernel: _Kernel = 1
     stride: int = 1
     padded: bool = True
+    # Name and kernel of a second convolution on the same input, whose channels are appended; it
+    # ends the branch.
     fork: tuple[str, _Kernel] | None = None
 
 
@@ -73,14 +71,11 @@ class _Conv(NamedTuple):
 class _Plan:
     """A "mixed" block of parallel branches, whose channels are concatenated in this order; the
     pooling branch is last.
-
-    pool: its kind; "stride" is max pooling with stride 2. pooled: channels of the convolution after
-    the pooling; 0 with "stride", which has none.
     """
 
     branches: tuple[tuple[_Conv, ...], ...]
-    pool: _Pool
-    pooled: int = 0
+    pool: _Pool  # kind of the pooling; "stride" is max pooling with stride 2
+    pooled: int = 0  # channels of the convolution after the pooling; "stride" has none
 
 
 # Blocks A to E, as the Inception-v3 paper and torchvision name them; the convolutions have their

@@ -43,14 +43,16 @@ _SINGLE = "images"
 _PAIR = "pairs of images"
 _CAPTIONS = "images and captions"
 _SETS = "sets of images"
-_KINDS: Final[Mapping[tuple[str, ...], str]] = {  # by the parameters of the class's `update`
+# What a class reads, by the parameters of its `update`.
+_KINDS: Final[Mapping[tuple[str, ...], str]] = {
     **dict.fromkeys([("img",), ("imgs",), ("images",)], _SINGLE),
     **dict.fromkeys([("preds", "target"), ("img1", "img2")], _PAIR),
     ("source", "target"): _CAPTIONS,
     ("imgs", "real"): _SETS,
 }
-# the first one is the default
+# Values of `against` by kind; the first one is the default.
 _AGAINST: Final = {_PAIR: ("vanilla",), _SETS: ("reference", "vanilla")}
+# Arguments of a class's feature network, which the sweep's own extractor replaces.
 _OF_NETWORK = (
     "feature",
     "normalize",
@@ -60,16 +62,16 @@ _OF_NETWORK = (
     "antialias",
 )
 _CHUNK = 64  # images decoded together
-_TRIED = 4  # images of a try-out
+_TRIED = 4  # images on which a metric is tried
 State = Mapping[str, Any]
 
 
 class _Given(nn.Module):
-    """Returns its input: features that were extracted before. num_features: their number."""
+    """Returns its input: features that were extracted before."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.num_features = width
+        self.num_features = width  # torchmetrics reads the width by this name
 
     def forward(self, features: Tensor) -> Tensor:
         return features
@@ -134,11 +136,13 @@ def _read(name: str, given: dict[str, Any]) -> LibraryMetric:
     against = against or next(iter(choices), None)
     arguments = _arguments(cls, label, {key: as_tuples(part) for key, part in given.items()})
     has_features = "feature" in inspect.signature(cls).parameters
-    other = {
-        "vanilla": BASELINE,
-        "reference": REFERENCE,
-        None: CLASSIFIER if has_features else None,
-    }[against]
+    needs = [FEATURES if has_features else IMAGES]
+    if against == "vanilla":
+        needs.append(BASELINE)
+    elif against == "reference":
+        needs.append(REFERENCE)
+    elif has_features:
+        needs.append(CLASSIFIER)
     folder = arguments.get(CLIP_FOLDER)
     shown = dict(given)
     if folder is not None:
@@ -151,7 +155,7 @@ def _read(name: str, given: dict[str, Any]) -> LibraryMetric:
         name=name,
         direction="maximize" if cls.higher_is_better else "minimize",
         about=f"torchmetrics' {text}",
-        needs=tuple(filter(None, (FEATURES if has_features else IMAGES, other))),
+        needs=tuple(needs),
         compute=library.compute,
         library=library,
         definition=f"torchmetrics {importlib.import_module('torchmetrics').__version__}: {text}",
@@ -190,7 +194,7 @@ def _arguments(cls: type[Any], label: str, given: dict[str, Any]) -> dict[str, A
 
 
 def _clip_folder(given: object) -> str:
-    """The path of a CLIP's folder. ConfigError if there is none."""
+    """The path of a CLIP's folder. Raises ConfigError if there is none."""
     problem = f"must be the folder of a CLIP on this machine, got {given!r}; nothing is downloaded"
     try:
         folder = local_path(str(given))
@@ -203,16 +207,14 @@ def _clip_folder(given: object) -> str:
 
 @dataclass(slots=True)
 class _Library:
-    """Computes a metric by its class. has_features: from features. metric: the instance, made when
-    first needed.
-    """
+    """Computes a metric by its class in torchmetrics."""
 
     cls: type[Any]
-    kind: str
-    has_features: bool
-    against: str | None
-    arguments: Mapping[str, Any]
-    metric: Any = None
+    kind: str  # what it reads; a value of `_KINDS`
+    has_features: bool  # reads features in place of images
+    against: str | None  # what images are compared with: "vanilla", "reference" or nothing
+    arguments: Mapping[str, Any]  # arguments of the constructor
+    metric: Any = None  # the instance, made when first needed
 
     def compute(self, inputs: MetricInputs) -> Estimate:
         """The value on all images, and without each block of captions.
@@ -227,8 +229,8 @@ class _Library:
         return Estimate.from_replicates(torch.tensor(values, dtype=torch.float64), blocks.numel())
 
     def values(self, inputs: MetricInputs, blocks: Sequence[Tensor]) -> list[float]:
-        """The value on the images of all blocks, and without each block if there are several.
-        blocks: row numbers.
+        """The value on the images of all blocks, and without each block if there are several. A
+        block is the numbers of its rows.
 
         Raises:
             MetricUnavailable: see `compute`.
@@ -244,14 +246,10 @@ class _Library:
                 metric = self._prepared(inputs)
                 real = self._state(metric, self._real(inputs))
                 states = [self._state(metric, self._updates(inputs, rows)) for rows in blocks]
-                kept = [
-                    states,
-                    *([*states[:left], *states[left + 1 :]] for left in range(len(states))),
-                ]
-                return [
-                    _merged(metric, [real, *part])
-                    for part in kept[: None if len(states) > 1 else 1]
-                ]
+                kept = [states]
+                if len(states) > 1:
+                    kept += [[*states[:left], *states[left + 1 :]] for left in range(len(states))]
+                return [_merged(metric, [real, *part]) for part in kept]
         except (MetricUnavailable, torch.OutOfMemoryError):
             raise
         except Exception as error:  # any class, for sizes or arguments that it cannot have
@@ -260,8 +258,10 @@ class _Library:
             ) from error
 
     def _prepared(self, inputs: MetricInputs) -> Any:
-        """The instance, without a state. Classes that only `forward` needs whole states for can be
-        merged too.
+        """The instance, without a state.
+
+        `full_state_update` is off: torchmetrics does not merge classes that ask for it, but only
+        their `forward` needs it, which is never called.
         """
         if self.metric is None:
             arguments = dict(self.arguments)
@@ -284,7 +284,7 @@ class _Library:
         }
 
     def _real(self, inputs: MetricInputs) -> Iterator[tuple[Any, ...]]:
-        """What belongs to no block of captions: the real images."""
+        """The arguments of `update` that belong to no block of captions: the real images."""
         if self.against == "reference":
             yield inputs.reference().features.float(), True
 
@@ -319,8 +319,8 @@ class LibraryMetric(ComputedMetric):
 
 
 def _merged(metric: Any, states: list[State]) -> float:
-    """The value of states together. A tuple's first number counts, and of a value for each image
-    the mean.
+    """The value of states together: the first entry of a tuple, and the mean where there is a value
+    for each image.
     """
     metric.reset()
     # states that are averaged, such as the range of the data, are equal everywhere
@@ -329,7 +329,8 @@ def _merged(metric: Any, states: list[State]) -> float:
         metric.merge_state(dict(state))
     torch.manual_seed(0)  # for classes that shuffle the images
     found = metric.compute()
-    found = found[0] if isinstance(found, tuple) else found
+    if isinstance(found, tuple):
+        found = found[0]
     if not isinstance(found, Tensor):
         raise MetricUnavailable(
             f"{type(metric).__name__} gives several numbers ({', '.join(found)}); ask for one"
@@ -378,7 +379,7 @@ def try_metric(
         metric: the metric to try.
         image_size: pixels along a side.
         width: number of features.
-        images: of a trial's smallest jackknife replicate.
+        images: number of images of a trial's smallest jackknife replicate.
         own_vanilla: also try vanilla's images against themselves.
     """
     count = _TRIED if IMAGES in metric.needs else images
@@ -390,7 +391,10 @@ def try_metric(
     own = Rows(columns | {TOKENS: rows[:, None], FEATURES: features[:count]})
     other = Rows(columns | {TOKENS: rows[:, None] + count, FEATURES: features[count:]})
     decode: Callable[[Tensor], Tensor] = lambda tokens: noise[tokens[:, 0]]  # noqa: E731
-    for baseline in (other, own) if own_vanilla else (other,):
+    baselines = [other]
+    if own_vanilla:
+        baselines.append(own)
+    for baseline in baselines:
         inputs = MetricInputs(
             images=own,
             baseline=baseline,
@@ -409,5 +413,7 @@ def try_metric(
 
 
 class _Noise:
+    """A classifier for `try_metric`: the features themselves are the logits."""
+
     def class_logits(self, features: Tensor) -> Tensor:
         return features.double()

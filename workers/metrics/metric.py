@@ -128,7 +128,7 @@ class MetricInputs:
     # first, target passes, mean drafted depth); `manifold` and `dinov2` [n, d] where such
     # extractors are given; `tokens` where a metric needs IMAGES.
     images: Rows = field(default_factory=lambda: Rows.merge([]))
-    config: DecodingConfig = field(default_factory=DecodingConfig)  # the trial's
+    config: DecodingConfig = field(default_factory=DecodingConfig)  # config of the trial
     # The costs of settings from timing sessions.
     timings: PriceList = field(default_factory=PriceList)
     baseline: Rows | None = None  # rows of the baseline's images
@@ -136,7 +136,7 @@ class MetricInputs:
     references: Mapping[str, ReferenceFeatures] = field(default_factory=dict)
     classifier: Classifier | None = None  # reads classes from `features`
     decode: Callable[[Tensor], Tensor] | None = None  # images [n, 3, H, W] in [0, 1] of tokens
-    captions: Sequence[str] = ()  # the sweep's
+    captions: Sequence[str] = ()  # captions of the sweep, which `position` counts
     _cache: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def column(self, name: str) -> Tensor:
@@ -172,8 +172,8 @@ class MetricInputs:
         return classifier.class_logits(self.column(FEATURES))
 
     def decode_rows(self, tokens: Tensor) -> Tensor:
-        """Images [n, 3, H, W], float32 in [0, 1], of tokens [n, image_len]. MetricUnavailable
-        without a decoder.
+        """Images [n, 3, H, W], float32 in [0, 1], of tokens [n, image_len]. Raises
+        MetricUnavailable without a decoder.
         """
         return _require(self.decode, "the images cannot be decoded")(tokens).float()
 
@@ -253,7 +253,14 @@ def register_metric(
     at_batch: AtBatch | None = None,
 ) -> Callable[[Compute], Compute]:
     """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring.
-    at_batch: computes it at a batch size.
+
+    Args:
+        name: name of the metric in sweeps and results.
+        direction: whether more or less is better.
+        unit: unit of the values, such as `s/image`.
+        needs: the inputs without which it cannot be computed (see `Metric.needs`).
+        vanilla: vanilla's value, where the definition fixes it.
+        at_batch: computes the metric at a batch size; None: it does not depend on one.
 
     Raises:
         ConfigError: another module has registered the name.

@@ -33,7 +33,7 @@ Role = Literal["features", "manifold", "dinov2"]
 class Extractor(nn.Module):
     """A feature extractor: `forward` maps what `prepare` returns to features [n, width]."""
 
-    name = ""  # of the stored column `features.<name>`
+    name = ""  # the stored column is `features.<name>`
     identity = "untrained"  # architecture, preprocessing and weight hash
     width: int  # number of features
     side: int  # pixels to which real images are resized for it
@@ -59,7 +59,7 @@ class Extractor(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtractorFactory:
-    """Loads an extractor; see `register_extractor`."""
+    """Loads an extractor; `register_extractor` explains the fields."""
 
     key: str
     role: Role
@@ -86,8 +86,13 @@ def register_extractor(
 ) -> None:
     """Make an extractor known under the key of its weights; the stored column is `features.<key>`.
 
-    architecture: names architecture and preprocessing; the identity is this name and the hash of
-    the weights. load: raises WeightsError, which names the file.
+    Args:
+        key: key of the weights under `metrics` of a models.yaml entry.
+        role: the metrics that read the features (see the module).
+        architecture: name of architecture and preprocessing; the identity is this name and the hash
+            of the weights.
+        load: makes the extractor from the path of its weights; raises WeightsError, which names the
+            file.
 
     Raises:
         ConfigError: another module has registered the key.
@@ -98,17 +103,13 @@ def register_extractor(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreContext:
-    """What scores are computed for: images of `image_size` pixels, generated from captions, on a
-    device.
+    """The images that scores are computed for, and the files and device of their networks."""
 
-    folder: of the model. weights: paths by key, from `metrics` of the models.yaml entry.
-    """
-
-    image_size: int
-    captions: Sequence[str]
-    folder: Path
+    image_size: int  # pixels along a side
+    captions: Sequence[str]  # captions of the images
+    folder: Path  # folder of the model
     device: torch.device
-    weights: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)  # paths by key, from models.yaml
 
     def path(self, key: str) -> Path:
         """Path of the user's weights."""
@@ -131,19 +132,16 @@ class ScoreContext:
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """A loaded score. `score` maps images [n, 3, H, W] in [0, 1] and their captions to [n].
+    """A loaded score."""
 
-    extractor: if given, `score` takes this extractor's features [n, width] instead of images.
-    """
-
-    identity: str
-    score: Callable[[Tensor, Sequence[str]], Tensor]
-    extractor: Extractor | None = None
+    identity: str  # name and hash of the weights
+    score: Callable[[Tensor, Sequence[str]], Tensor]  # [n] of images [n, 3, H, W] and captions
+    extractor: Extractor | None = None  # `score` takes its features [n, width] instead of images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScorerFactory:
-    """Loads a score; see `register_score`."""
+    """Loads a score; `register_score` explains the fields."""
 
     name: str
     load: Callable[[ScoreContext], Scorer]
@@ -191,8 +189,8 @@ def register_score(
     """Register a per-image score and the metric `name`, its mean over a trial's images.
 
     Args:
-        name: of the metric and of the score's column.
-        unit: of the score.
+        name: name of the metric and of the score's column.
+        unit: unit of the score.
         about: what it measures, in one line.
         load: makes the score; raises MetricUnavailable when the score does not apply to the
             context, and WeightsError when a weight file is wrong.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from workers.data.pictures import centre_square, to_pictures
 
-# generated and real images are first resized to it by Lanczos, as the papers' scripts do
+# Pixels to which generated and real images are first resized by Lanczos, as in the papers' scripts.
 SIDE = 256
 BICUBIC = Image.Resampling.BICUBIC
 BILINEAR = Image.Resampling.BILINEAR

@@ -34,9 +34,9 @@ _DISTANCES_PER_CHUNK = 1 << 23  # float64: 64 MiB
 _ROUNDING = 1e-7  # error of a distance computed by products, relative to the norms of both points
 _WIDTH = 4096
 _INPUT_SIZE = 224
-# 2 x 2 max pooling after each
+# Channels of the convolutions; 2 x 2 max pooling follows each stage.
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-# class logits are not needed
+# The layer of the class logits is not loaded.
 _TABLE = (KeyMapping("classifier.6.{...}", None), KeyMapping("{...}", "{...}"))
 
 
@@ -78,7 +78,7 @@ def recall(features: Tensor, blocks: Tensor, reference: Tensor, k: int = _NEARES
         MetricUnavailable: fewer than two blocks, or too few images outside of one for k neighbours.
     """
     sizes = block_sizes(blocks)
-    largest = int(sizes.max())  # at most so many of a row's neighbours are of one block
+    largest = int(sizes.max())  # a row has at most this many neighbours in one block
     nearest = list[Tensor]()
     for rows, distances, neighbours in _nearest(features, k + largest):
         nearest.append(_reaches(distances, blocks[neighbours], blocks[rows], sizes.numel(), k))
@@ -89,8 +89,12 @@ def recall(features: Tensor, blocks: Tensor, reference: Tensor, k: int = _NEARES
 def _reaches(distances: Tensor, block: Tensor, own: Tensor, blocks: int, k: int) -> Tensor:
     """The radii [n, 1 + blocks] of n rows' balls, among all images and without each block.
 
-    distances [n, m], ascending, to neighbours of the blocks block [n, m]. own [n]: the rows' own
-    blocks.
+    Args:
+        distances: [n, m] distances to the nearest other rows, ascending.
+        block: [n, m] blocks of these neighbours.
+        own: [n] blocks of the rows themselves.
+        blocks: number of blocks.
+        k: a ball reaches to the k-th neighbour.
     """
     columns = [distances[:, k - 1]]
     for left_out in range(blocks):

@@ -53,8 +53,11 @@ def select_metrics(
 ) -> tuple[tuple[ComputedMetric, ...], dict[str, str]]:
     """The requested metrics (None: all) that are available, and what each of the others needs.
 
-    `available`: the columns and other inputs that this model, its captions and its reference
-    provide. metrics: those that exist, by default all that are registered.
+    Args:
+        names: names of the requested metrics; None: all.
+        available: the columns and other inputs that this model, its captions and its reference
+            provide.
+        metrics: the metrics that exist, by default all that are registered.
 
     Raises:
         ValueError: no metric has that name.
@@ -76,7 +79,10 @@ def compute_metrics(
 ) -> tuple[dict[str, Estimate], dict[str, str]]:
     """Estimates by metric, and for each metric that the inputs do not suffice for, the reason.
 
-    metrics: those that exist, by default all that are registered.
+    Args:
+        inputs: the data of a trial.
+        names: names of the metrics to compute.
+        metrics: the metrics that exist, by default all that are registered.
 
     Raises:
         TypeError: a metric's function does not return an Estimate.

@@ -11,8 +11,8 @@ from workers.metrics.metric import MetricInputs, register_metric
 
 
 def batch_speedup(inputs: MetricInputs, batch: int | None = None) -> Estimate:
-    """The speed-up at a batch size, by default the first timed one. MetricUnavailable if it was not
-    timed there.
+    """The speed-up at a batch size, by default the first timed one. Raises MetricUnavailable if the
+    setting was not timed there.
     """
     prices, size = inputs.timings.of(inputs.config.shape, batch)
     return prices.speedup(inputs.config.shape, _passes(inputs, size), inputs.images.count)

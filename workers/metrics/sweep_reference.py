@@ -27,8 +27,8 @@ _FIX = "delete it; --resume computes it again"
 class SweepReference:
     """The section `reference` of a sweep, as its feature extractors read it.
 
-    facts: what the reference is, before it is computed; None: the sweep has none, or no extractor
-    for it.
+    `facts` says what the reference is, before it is computed; None if the sweep has no reference,
+    or no extractor for it.
 
     Raises:
         ValueError: see `reference_facts`.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CPU_CLOCK: Final = "cpu time"  # CPU time of the thread that computes
 WALL_CLOCK: Final = "wall clock"
 EAGER: Final = ", without CUDA graphs"  # the end of a GPU's name
-LATER: Final = "time"  # in the place of a session's worker, if it was timed after the sweep
+LATER: Final = "time"  # name of the worker in sessions that were timed after the sweep
 _COLUMNS: Final = (
     "setting",
     "caption_ids",
@@ -40,12 +40,10 @@ _COLUMNS: Final = (
 
 
 class Device(NamedTuple):
-    """What timed a session. name: of the GPU, or of the CPU's model. threads: of a CPU, that
-    compute; 0: a GPU.
-    """
+    """What timed a session."""
 
-    name: str
-    threads: int = 0
+    name: str  # name of the GPU, or model of the CPU
+    threads: int = 0  # threads of a CPU that compute; 0: a GPU
 
     @property
     def clock(self) -> str:
@@ -53,8 +51,8 @@ class Device(NamedTuple):
 
     @property
     def hardware(self) -> str:
-        """The device, whether or not it has given up CUDA graphs: a process learns that while it
-        runs.
+        """The device without the mark of a GPU that has given up CUDA graphs: a process learns that
+        only while it runs.
         """
         return str(self).removesuffix(EAGER)
 
@@ -66,7 +64,7 @@ class Device(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedSession:
-    """What a session's file holds."""
+    """The contents of a session's file."""
 
     device: Device
     started: str  # ISO 8601, UTC
@@ -103,10 +101,15 @@ def relative_noise(rows: Sequence[Mapping[str, Any]]) -> float:
 def readings_of(
     rows: Sequence[Mapping[str, Any]], shapes: Mapping[str, Hashable], name: str = ""
 ) -> Session:
-    """The readings of a session's rows at one batch size. shapes: of the settings, vanilla's first.
+    """The readings of a session's rows at one batch size.
+
+    Args:
+        rows: the session's rows.
+        shapes: shape of each setting, vanilla's first.
+        name: name of the session, for messages.
 
     Raises:
-        MetricUnavailable: too few.
+        MetricUnavailable: there are too few readings.
     """
     columns = {
         key: np.array([row[key] for row in rows])
@@ -130,14 +133,8 @@ def read_session(storage: Storage, name: str) -> TimedSession:
         *(set(_COLUMNS) - set(table.column_names)),
         *({"configs", "started", "timed_on", "threads", "clock"} - metadata.keys()),
     ]:
-        raise ShardError(
-            {
-                name: (
-                    f"{storage.locate(name)}: not a timing session, it lacks "
-                    f"{', '.join(sorted(missing))}"
-                )
-            }
-        )
+        problem = f"it lacks {', '.join(sorted(missing))}"
+        raise ShardError({name: f"{storage.locate(name)}: not a timing session, {problem}"})
     configs = {
         config.digest(): config for config in map(DecodingConfig.from_mapping, metadata["configs"])
     }
@@ -151,14 +148,8 @@ def read_session(storage: Storage, name: str) -> TimedSession:
     for batch in dict.fromkeys(columns["batch"].tolist()):
         rows = columns["batch"] == batch
         if len({int((columns["setting"][rows] == digest).sum()) for digest in configs}) != 1:
-            raise ShardError(
-                {
-                    name: (
-                        f"{storage.locate(name)}: not a timing session, its settings differ in "
-                        "their rows"
-                    )
-                }
-            )
+            problem = "its settings differ in their rows"
+            raise ShardError({name: f"{storage.locate(name)}: not a timing session, {problem}"})
         part = {key: column[rows] for key, column in columns.items()}
         readings[batch] = _readings(f"{name} at batch {batch}", shapes, part)
     threads = metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0
@@ -169,8 +160,8 @@ def read_session(storage: Storage, name: str) -> TimedSession:
 
 
 def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, Any]) -> Session:
-    """The readings at one batch size. shapes: of the settings. The rows of a setting are in the
-    order of its units.
+    """The readings at one batch size, with the shape of each setting. The rows of a setting are in
+    the order of its units.
     """
     rows = [columns["setting"] == setting for setting in shapes]
     seconds, prefill, passes = (
@@ -190,15 +181,13 @@ def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, A
 class PriceList:
     """The costs of settings by device and batch size, from timing sessions.
 
-    sessions: their number. problems: why others cannot be used. own: the device that timed the most
-    shapes during the sweep, the first one of several; None without such sessions. All speeds of the
-    sweep are those of one device.
+    All speeds of a sweep are those of its own device.
     """
 
     def __init__(self, sessions: Iterable[TimedSession] = (), problems: Sequence[str] = ()) -> None:
         ordered = sorted(sessions, key=lambda session: session.started)
-        self.problems = tuple(problems)
-        self.sessions = len(ordered)
+        self.problems = tuple(problems)  # why other sessions cannot be used
+        self.sessions = len(ordered)  # their number
         found: dict[Device, dict[int, list[Session]]] = {}
         vanilla: dict[Device, DecodingConfig] = {}
         shapes: dict[Device, set[Hashable]] = {}  # timed during the sweep
@@ -208,6 +197,8 @@ class PriceList:
                 shapes.setdefault(session.device, set()).update(session.shapes)
             for batch, readings in session.readings.items():
                 found.setdefault(session.device, {}).setdefault(batch, []).append(readings)
+        # The device that timed the most shapes during the sweep, the first one of several; None
+        # without such sessions.
         self.own = max(shapes, key=lambda device: len(shapes[device]), default=None)
         self._prices = {
             device: {
@@ -218,7 +209,7 @@ class PriceList:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """In the order of the sessions."""
+        """The devices that timed sessions, in the order of the sessions."""
         return tuple(self._prices)
 
     @property
@@ -238,8 +229,10 @@ class PriceList:
         return len(prices.sessions)
 
     def device_of(self, shape: Hashable, batch: int | None = None) -> Device | None:
-        """The device whose costs of a shape a search is told: the sweep's own, or else the first
-        one that timed it, such as a GPU that has given up CUDA graphs. batch: as in `of`.
+        """The device whose costs of a shape are reported to a search: the sweep's own, or else the
+        first one that timed the shape, such as a GPU that has given up CUDA graphs.
+
+        `batch` is the batch size, by default the first one on each device.
         """
         for device in sorted(self._prices, key=lambda device: device != self.own):
             by_batch = self._prices[device]
@@ -251,8 +244,12 @@ class PriceList:
     def of(
         self, shape: Hashable, batch: int | None = None, device: Device | None = None
     ) -> tuple[Prices, int]:
-        """The prices of a shape on a device, by default `device_of` it, at a batch size, by default
-        the first; and that size.
+        """The prices of a shape, and the batch size that they are for.
+
+        Args:
+            shape: what the costs of a setting depend on.
+            batch: the batch size; None: the first one on the device.
+            device: the device; None: `device_of` the shape.
 
         Raises:
             MetricUnavailable: the shape was not timed there.
@@ -262,8 +259,8 @@ class PriceList:
         size = next(iter(by_batch), None) if batch is None else batch
         if size is not None and size in by_batch and shape in by_batch[size]:
             return by_batch[size], size
+        if not self.devices:
+            raise MetricUnavailable("nothing was timed")
         on = f" on {device}" if device is not None else ""
         at = "" if batch is None else f" at batch {batch}"
-        raise MetricUnavailable(
-            f"its shape was not timed{on}{at}" if self.devices else "nothing was timed"
-        )
+        raise MetricUnavailable(f"its shape was not timed{on}{at}")
