@@ -43,9 +43,9 @@ SCENES = "scenes"
 CLASSES = "classes"
 _IMAGENET_CLASSES = 1000  # class-conditional targets number them from 0
 Choose = Literal["seeded", "first", "longest"]
-# what is left where line ends became spaces; a tab is text
+# Control characters that a caption may not have; a tab is text, and line ends become spaces before.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_EXCERPT = 20  # characters at each side of one
+_EXCERPT = 20  # characters of an excerpt before and after the control character
 _INSTANCE_KEYS = frozenset({"bbox", "segmentation", "keypoints", "category_id", "segments_info"})
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _COLUMNS = ("caption", "text", "prompt")  # in order of preference
@@ -53,13 +53,11 @@ _COLUMNS = ("caption", "text", "prompt")  # in order of preference
 
 @dataclass(frozen=True, slots=True)
 class Caption:
-    """`id` is unique within the source and fits a signed 64-bit integer. location: e.g.
-    "captions.txt, line 3".
-    """
+    """A caption of a source."""
 
-    id: int
+    id: int  # unique within the source; fits a signed 64-bit integer
     text: str
-    location: str = field(default="", compare=False, repr=False)
+    location: str = field(default="", compare=False, repr=False)  # such as "captions.txt, line 3"
 
 
 def read_captions(
@@ -70,13 +68,18 @@ def read_captions(
     column: str | None = None,
     choose: Choose = "seeded",
 ) -> list[Caption]:
-    """`count` captions of a source (all if None), selected and ordered by the seed. The source
-    "scenes" is procedural; "classes" are the numbers of ImageNet's classes.
+    """Captions of a source, selected and ordered by the seed.
 
-    choose: which of an image's captions is taken from a COCO file: by the seed, the first in the
-    file, or the longest (if several are the longest, the one with the smallest id). In other
-    formats each row is one image's caption. Line ends within a caption become spaces; blank lines
-    at the end of a file are ignored.
+    Line ends within a caption become spaces; blank lines at the end of a file are ignored.
+
+    Args:
+        source: a file, "scenes" (procedural), or "classes" (the numbers of ImageNet's classes).
+        count: number of captions; None: all of the source.
+        seed: decides which captions are selected, and their order.
+        column: column or key with the captions; None: caption, text or prompt.
+        choose: which of an image's captions is taken from a COCO file: by the seed, the first in
+            the file, or the longest (if several are the longest, the one with the smallest id). In
+            other formats each row is one image's caption.
 
     Raises:
         ValueError: no such file, an unknown format, no captions, text that is not UTF-8, a missing
@@ -100,8 +103,11 @@ def read_captions(
     if not found:
         raise ValueError(f"{path}: no captions; give a file with at least one")
     if count is not None and count > len(found):
-        unit = "one per image" if path.suffix.lower() == ".json" else "one per row"
-        unit = "the classes of ImageNet" if source == CLASSES else unit
+        unit = "one per row"
+        if source == CLASSES:
+            unit = "the classes of ImageNet"
+        elif path.suffix.lower() == ".json":
+            unit = "one per image"
         raise ValueError(
             f"{path}: count is {count}, but it has {len(found)} captions ({unit}); lower the count"
         )
@@ -114,10 +120,8 @@ def scene_captions(count: int, seed: int) -> list[Caption]:
     """
     from workers.scenes.images import sample_captions
 
-    return [
-        Caption(i, text, f"{SCENES}, number {i}")
-        for i, text in enumerate(sample_captions(seed, count))
-    ]
+    texts = sample_captions(seed, count)
+    return [Caption(i, text, f"{SCENES}, number {i}") for i, text in enumerate(texts)]
 
 
 def captions_hash(captions: Sequence[Caption]) -> str:
@@ -147,16 +151,15 @@ def captions_in_order(
         raise ValueError(
             f"{path}: use a file of captions ({', '.join(ENDINGS)}), not {found}; {fix}"
         )
+    if path.is_dir():
+        raise ValueError(f"{path}: a folder, not a file of captions")
     if not path.is_file():
-        raise ValueError(
-            f"{path}: {'a folder, not a file of captions' if path.is_dir() else 'no such file'}"
-        )
+        raise ValueError(f"{path}: no such file")
     return _to_captions(_READERS[ending](path, column))
 
 
 def captions_of_text(text: str, name: str) -> list[Caption]:
-    """The captions of a text with one per line, as in a .txt file. name: the source's, for
-    locations.
+    """The captions of a text with one per line, as in a .txt file. Locations begin with `name`.
 
     Raises:
         ValueError: a blank line between others, or invalid characters.
@@ -295,8 +298,8 @@ def _keys(annotations: Sequence[object]) -> set[str]:
 
 
 def _annotation(entry: object, location: str, seen: set[int]) -> tuple[int, Caption]:
-    """The image id and the caption of one annotation; adds its id to `seen`. ValueError if it is
-    invalid.
+    """The image id and the caption of one annotation; adds its id to `seen`. Raises ValueError if
+    the annotation is invalid.
     """
     if (
         not isinstance(entry, dict)
@@ -320,21 +323,21 @@ def _is_id(value: object) -> bool:
 
 
 def _column(location: Path | str, columns: Sequence[str], column: str | None) -> str:
-    """The column with the captions. ValueError if there is none, or if two columns have its
+    """The column with the captions. Raises ValueError if there is none, or if two columns have its
     name.
     """
-    wanted = [[name for name in columns if name == column]]
     if column is None:
-        wanted = [[name for name in columns if name.strip().lower() == word] for word in _COLUMNS]
-    names = next(filter(None, wanted), [])
+        matches = [[name for name in columns if name.strip().lower() == word] for word in _COLUMNS]
+        expected = " or ".join(_COLUMNS)
+    else:
+        matches = [[name for name in columns if name == column]]
+        expected = repr(column)
+    names = next(filter(None, matches), [])
     if len(names) == 1:
         return names[0]
-    expected = repr(column) if column is not None else " or ".join(_COLUMNS)
+    problem = "two columns" if names else "no column"
     names_text = ", ".join(map(repr, columns)) or "none"
-    raise ValueError(
-        f"{location}: {'two columns' if names else 'no column'} {expected}; its columns are "
-        f"{names_text}; name one"
-    )
+    raise ValueError(f"{location}: {problem} {expected}; its columns are {names_text}; name one")
 
 
 def caption_in_one_line(text: object, location: str) -> str:
@@ -381,7 +384,7 @@ def _json(text: str, location: str) -> Any:
             where = ""
         at_end = error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string")
         fix = "the file may be truncated" if at_end else "correct it"
-        first = text[: error.pos]  # what is valid; of JSON Lines, the first line
+        first = text[: error.pos]  # the valid part: of JSON Lines, the first line
         if where and error.msg == "Extra data" and "\n" in first and "\n" not in first.strip():
             raise ValueError(
                 f"{location}: JSON Lines, one object per line; rename it to .jsonl"

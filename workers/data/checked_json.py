@@ -59,10 +59,10 @@ def has_intact_checksum(data: bytes) -> bool:
 
 
 def check_time(text: str) -> str:
-    """A moment as such files have it: ISO 8601 with a time zone.
+    """The text of a moment, if it is ISO 8601 with a time zone.
 
     Raises:
-        ValueError: another text.
+        ValueError: the text is something else.
     """
     if not text.isprintable() or datetime.fromisoformat(text).tzinfo is None:
         raise ValueError(f"{text!r} is not a moment such as 2026-01-02T03:04:05+00:00")

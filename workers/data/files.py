@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
 HIDDEN = "."  # prefix of the names of unfinished files; no other file may have it
-_UNFINISHED = re.compile(r"\.[^.].*\.[0-9a-f]{32}")  # as `hidden_name` gives them
-# a file appears there when its upload is complete, so no rename is needed
+_UNFINISHED = re.compile(r"\.[^.].*\.[0-9a-f]{32}")  # names that `hidden_name` returns
+# Filesystems where a file appears when its upload is complete, so that no rename is needed.
 _BUCKETS = ("s3", "gcs", "abfs")
-# How pyarrow words failures of servers and networks, besides those of keys, buckets and
+# Parts of pyarrow's messages for failures of servers and networks, but not of keys, buckets and
 # permissions.
 _TRANSIENT = re.compile(
     r"NETWORK_CONNECTION|REQUEST_TIMEOUT|SLOW_DOWN|THROTTLING|SERVICE_UNAVAILABLE|INTERNAL_FAILURE|curlCode"
@@ -48,21 +48,25 @@ def hidden_name(name: str) -> str:
 
 
 def open_regular(path: str | Path, mode: Literal["rb", "ab+"]) -> IO[bytes]:
-    """Open a file to read it, or to append to it or lock it, unless it is something else.
+    """Open a file to read it, or to append to it or lock it.
 
     Raises:
-        OSError: a link, a device or a pipe; or a file with a second name, which may be outside of
-            its folder, to write.
+        OSError: the path is a link, a device or a pipe; or a file is opened to write that has a
+            second name, which may be outside of its folder.
     """
     with_write = mode != "rb"
     try:
-        # first, because opening a device or a pipe may wait
+        # Before opening: opening a device or a pipe may wait.
         _check_regular(os.lstat(path), with_write)
     except FileNotFoundError:
         if not with_write:
             raise
-    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT if with_write else os.O_RDONLY
-    handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    if with_write:
+        flags |= os.O_RDWR | os.O_APPEND | os.O_CREAT
+    else:
+        flags |= os.O_RDONLY
+    handle = os.open(path, flags, 0o666)
     try:
         _check_regular(os.fstat(handle), with_write)
         return os.fdopen(handle, mode)
@@ -86,8 +90,8 @@ def _check_regular(facts: os.stat_result, with_write: bool) -> None:
 class LocalFiles:
     """Files of this machine. A file that was written is also on the disk.
 
-    root: a link below it that leads out of it is an error, so a folder that somebody else made
-    gives no access to other files; None: links are followed.
+    With a root, a link below it that leads out of it is an error, so that a folder that somebody
+    else made gives no access to other files. Without one, links are followed.
     """
 
     def __init__(self, root: str | None = None) -> None:
@@ -212,9 +216,11 @@ class RemoteFiles:
     def write(self, path: str, data: bytes) -> None:
         """Replace an earlier file. Creates its folder."""
         folder, slash, last = path.rpartition("/")
-        upload = path if _is_bucket(self.fs) else f"{folder}{slash}{hidden_name(last)}"
-        if folder and upload != path:
-            self.fs.create_dir(folder, recursive=True)
+        upload = path
+        if not _is_bucket(self.fs):
+            upload = f"{folder}{slash}{hidden_name(last)}"
+            if folder:
+                self.fs.create_dir(folder, recursive=True)
         stream = self.fs.open_output_stream(upload, compression=None)
         stream.write(data)
         stream.close()  # not after a failed write: closing completes an upload
@@ -238,7 +244,7 @@ class RemoteFiles:
         return [entry.base_name for entry in self.entries(folder)]
 
     def entries(self, folder: str) -> list[FileInfo]:
-        """The files that `names` names, with what the server tells of each."""
+        """The complete files directly in a folder, with the server's facts about each."""
         from pyarrow.fs import FileSelector
 
         found = self.fs.get_file_info(FileSelector(folder, allow_not_found=True))
@@ -292,10 +298,11 @@ def connect(uri: str) -> tuple[FileSystem, str]:
     from pyarrow import fs
 
     if uri.startswith(("gs://", "gcs://")) and _GCS_LIMIT not in uri:
-        uri += f"{'&' if '?' in uri else '?'}{_GCS_LIMIT}={_GCS_RETRY_S}"
+        mark = "&" if "?" in uri else "?"
+        uri += f"{mark}{_GCS_LIMIT}={_GCS_RETRY_S}"
     found, path = fs.FileSystem.from_uri(uri)
     if found.type_name == "s3":
-        options = found.__reduce__()[1][0]  # as pickling copies it
+        options = found.__reduce__()[1][0]  # the options that pickle would copy
         retries = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
         found = fs.S3FileSystem._reconstruct(options | {"retry_strategy": retries})
     return found, path

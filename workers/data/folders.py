@@ -13,14 +13,10 @@ from workers.data.text_files import collect_errors
 
 @dataclass(frozen=True, slots=True)
 class FolderFiles:
-    """Names relative to a folder, with `/`, in sorted order.
+    """The files of a folder. Names are relative to it, with `/`, in sorted order."""
 
-    entries: the files; some may be pipes or devices. repeated: folders that are left out, because
-    links lead to them in two ways.
-    """
-
-    entries: Mapping[str, os.DirEntry[str]]
-    repeated: tuple[str, ...]
+    entries: Mapping[str, os.DirEntry[str]]  # the files by name; some may be pipes or devices
+    repeated: tuple[str, ...]  # folders that are left out, because links lead to them in two ways
 
 
 def find_files(folder: Path) -> FolderFiles:
@@ -36,7 +32,7 @@ def find_files(folder: Path) -> FolderFiles:
     repeated = list[str]()
     read = set[tuple[int, int]]()
     folders = deque([("", folder)])
-    # after all other folders: what is reached in both ways has its folder's name
+    # Read after all other folders, so that a file with two paths has the name without links.
     links = deque[tuple[str, Path]]()
     with collect_errors("path") as collect:
         while folders or links:
@@ -52,9 +48,8 @@ def find_files(folder: Path) -> FolderFiles:
                 with collect():
                     name = f"{prefix}{entry.name}"
                     if _is_folder(entry):
-                        (links if entry.is_symlink() else folders).append(
-                            (f"{name}/", path / entry.name)
-                        )
+                        queue = links if entry.is_symlink() else folders
+                        queue.append((f"{name}/", path / entry.name))
                     else:
                         found[name] = entry
     return FolderFiles(dict(sorted(found.items())), tuple(sorted(repeated)))
@@ -70,7 +65,7 @@ def size_on_disk(path: Path) -> int:
 
 
 def _identity(folder: Path) -> tuple[int, int]:
-    """What is equal for two paths of one folder."""
+    """Device and inode of a folder, which are the same for all of its paths."""
     try:
         status = folder.stat()
     except OSError as error:
@@ -79,7 +74,7 @@ def _identity(folder: Path) -> tuple[int, int]:
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """What a folder shows, by name."""
+    """The entries of a folder that are not hidden, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             shown = [

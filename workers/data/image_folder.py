@@ -25,41 +25,42 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
 _READ_BEFORE = "linked twice"
 _SPECIAL = "not a regular file"
 _NO_ENDING = "without an ending"
-_MAX_KINDS = 6  # that are named
-_THREADS = 8  # that read images at once; each holds one image
+_MAX_KINDS = 6  # endings of left-out files that are named
+_THREADS = 8  # threads that read images; each holds one image
 
 
 @dataclass(frozen=True, slots=True)
 class ImageFiles:
-    """The files of `folder` and its subfolders, by their names relative to it, with `/`, in sorted
+    """The files of a folder and its subfolders, by their names relative to it, with `/`, in sorted
     order.
-
-    images: the image files. others: the files that are left out, each with its ending in lower
-    case, or with what else it is.
     """
 
     folder: Path
-    images: Mapping[str, Path]
-    others: Mapping[str, str]
+    images: Mapping[str, Path]  # the image files
+    others: Mapping[str, str]  # ending in lower case, or another description, of each other file
 
     def check(self) -> None:
         """Raise ValueError if there are no images."""
         if not self.images:
-            left_out = f"; it has {self.left_out()}" if self.others else ""
+            left_out = ""
+            if self.others:
+                left_out = f"; it has {self.left_out()}"
             known = ", ".join(ENDINGS)
             raise ValueError(
                 f"{self.folder}: no images ({known}) in this folder or its subfolders{left_out}"
             )
 
     def left_out(self, used: Iterable[str] = ()) -> str:
-        """`70 .tif, 2 .json`: how many files are left out, by ending. used: names of those that
-        were read.
+        """`70 .tif, 2 .json`: how many files are left out, by ending. Files whose names are in
+        `used` do not count.
         """
         names = self.others.keys() - set(used)
         counts = Counter(kind for name, kind in self.others.items() if name in names).most_common()
         shown = [f"{count} {kind}" for kind, count in counts[:_MAX_KINDS]]
         rest = sum(count for _, count in counts[_MAX_KINDS:])
-        return ", ".join([*shown, f"{rest} others"] if rest else shown)
+        if rest:
+            shown.append(f"{rest} others")
+        return ", ".join(shown)
 
 
 def find_images(folder: Path) -> ImageFiles:
@@ -68,10 +69,10 @@ def find_images(folder: Path) -> ImageFiles:
     Raises:
         ValueError: no such folder; see `find_files`; the path of an image that is not UTF-8.
     """
+    if not folder.exists():
+        raise ValueError(f"{folder}: no such folder of images")
     if not folder.is_dir():
-        raise ValueError(
-            f"{folder}: {'a file, not a' if folder.exists() else 'no such'} folder of images"
-        )
+        raise ValueError(f"{folder}: a file, not a folder of images")
     check_utf8(str(folder.resolve()))
     files = find_files(folder)
     images = dict[str, Path]()
@@ -154,7 +155,7 @@ def _opened(path: Path) -> Iterator[tuple[Image.Image, bytes]]:
                 mode = image.mode
             else:
                 yield image, data
-    except UnidentifiedImageError as error:  # its text is of the buffer
+    except UnidentifiedImageError as error:  # its message names the buffer, not the file
         raise ValueError(
             f"{path}: not a readable image (of no known format); correct or remove it"
         ) from error

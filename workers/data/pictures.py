@@ -63,7 +63,9 @@ def without_png_text(data: bytes) -> bytes:
         if kind in _PNG_TEXT:
             parts.append(data[kept:start])
             kept = end
-    return b"".join([*parts, data[kept:]]) if parts else data
+    if not parts:
+        return data
+    return b"".join([*parts, data[kept:]])
 
 
 def to_pictures(images: Tensor) -> list[Image.Image]:
@@ -117,7 +119,9 @@ def contact_sheet(
     thumbs = [enlarge(picture, side) for picture in pictures]
     width, height = max(thumb.width for thumb in thumbs), max(thumb.height for thumb in thumbs)
     texts = [wrap(caption, width, font) for caption in captions]
-    columns = len(thumbs) if len(thumbs) <= 4 else min(6, max(3, round(len(thumbs) ** 0.5 + 0.49)))
+    columns = len(thumbs)
+    if columns > 4:
+        columns = min(6, max(3, round(len(thumbs) ** 0.5 + 0.49)))
     rows = [
         range(start, min(start + columns, len(thumbs))) for start in range(0, len(thumbs), columns)
     ]
@@ -181,14 +185,14 @@ def heat_map(
     values: Sequence[Sequence[float | None]], title: str, *, cell: int = 32
 ) -> Image.Image:
     """A grid of values as colours below a title, with a scale from the smallest to the largest
-    value.
-
-    None: a cell without a value, which is grey.
+    value. A cell without a value (None) is grey. `cell` is the width of a cell in pixels.
     """
     font = ImageFont.load_default(TEXT_SIZE)
     grid = np.array(values, dtype=float)  # None becomes NaN
     known = grid[~np.isnan(grid)]
-    low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 0.0)
+    low, high = 0.0, 0.0
+    if known.size:
+        low, high = float(known.min()), float(known.max())
     height, width = cell * grid.shape[0], cell * grid.shape[1]
     heading = wrap(title, width + 80, font)
     top = MARGIN + LINE * len(heading) + 6
@@ -218,10 +222,12 @@ def _coloured(
 
 
 def shade(values: np.ndarray[Any, Any], low: float, high: float) -> np.ndarray[Any, Any]:
-    """Colours [..., 3] of values [...] on the ramp from low to high; the middle one if there is no
-    range.
+    """Colours [..., 3] of values [...] on the ramp from low to high; the middle colour if low and
+    high are equal.
     """
-    share = (values - low) / (high - low) if high > low else np.full(np.shape(values), 0.5)
+    share = np.full(np.shape(values), 0.5)
+    if high > low:
+        share = (values - low) / (high - low)
     steps = np.linspace(0, 1, len(RAMP))
     return np.stack(
         [np.interp(share, steps, channel) for channel in zip(*RAMP, strict=True)], axis=-1

@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 METADATA_KEY = b"specfrontier"
 _CHECKSUM_KEY = "specfrontier.sha256"
-_ZEROS = b"0" * 64  # in the place of the checksum while it is computed
-# the key, and a text of that length
+_ZEROS = b"0" * 64  # stands for the checksum while it is computed
+# The checksum's key in the footer, and the bytes by which Thrift announces a text of that length.
 _CHECKSUM_MARK = _CHECKSUM_KEY.encode() + bytes([0x18, len(_ZEROS)])
 # Prefixes of column names.
 FEATURES = "features."
 SCORES = "score."
-# as in `workers.decoding.timer`, which needs torch
+# The phases of `workers.decoding.timer`, which imports torch.
 _PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
 # Columns of quality shards, without features and scores; see `workers.runtime.shard_tables`
 IMAGE_SCHEMA = pa.schema(
@@ -59,8 +59,8 @@ IMAGE_SCHEMA = pa.schema(
 
 
 class ShardError(ValueError):
-    """Files are damaged or missing, or not what their names say. reasons: a sentence about each, by
-    its name.
+    """Files are damaged or missing, or not what their names say. `reasons` has a sentence about
+    each file, by its name.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
@@ -72,7 +72,7 @@ class ShardError(ValueError):
 
 
 class ColumnError(ValueError):
-    """A file lacks a column. known: those that it has."""
+    """A file lacks a column. `known` are the columns that it has."""
 
     def __init__(self, where: str, columns: Sequence[str], known: Sequence[str]) -> None:
         super().__init__(
@@ -82,8 +82,13 @@ class ColumnError(ValueError):
 
 
 def write_shard(storage: Storage, name: str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
-    """Stores a table atomically. `metadata` is plain data and includes the "kind"; if it has a
-    "name", the file is refused under any other.
+    """Stores a table atomically.
+
+    Args:
+        storage: where the file is written.
+        name: name of the file.
+        table: columns of the file.
+        metadata: plain data with a "kind"; if it has a "name", the file is refused under any other.
 
     Raises:
         ValueError: metadata that JSON cannot hold.
@@ -118,15 +123,21 @@ def read_shard(
     kind: str | None = None,
     fix: str = "delete it; --resume computes it again",
 ) -> tuple[pa.Table, dict[str, Any]]:
-    """A stored table, or some of its columns, and its metadata. `fix`: what the user can do about
-    an unusable file.
+    """A stored table, or some of its columns, and its metadata.
 
     The whole file is read and checked (about 1 GB/s), whatever the columns.
 
+    Args:
+        storage: where the file is.
+        name: name of the file.
+        columns: the columns to return; None: all.
+        kind: the kind that the file must have; None: any.
+        fix: what an error tells the user to do about an unusable file.
+
     Raises:
         FileNotFoundError: there is no such file.
-        ShardError: the file is damaged, not one of specfrontier's, not of this kind, or another
-            one's; it is named.
+        ShardError: the file is damaged, not one of specfrontier's, not of this kind, or holds the
+            content of another file; the message names it.
         ColumnError: it lacks a column.
     """
     where = storage.locate(name)
@@ -154,7 +165,9 @@ def _checksum_start(data: bytes | bytearray) -> int:
     as their bytes.
     """
     start = data.rfind(_CHECKSUM_MARK)
-    return -1 if start < 0 else start + len(_CHECKSUM_MARK)
+    if start < 0:
+        return -1
+    return start + len(_CHECKSUM_MARK)
 
 
 def _damage(data: bytes) -> str | None:
@@ -170,10 +183,9 @@ def _damage(data: bytes) -> str | None:
     checksum = hashlib.sha256(view[:start])
     checksum.update(_ZEROS)
     checksum.update(view[end:])
-    intact = view[start:end] == checksum.hexdigest().encode()
-    if intact:
-        return None
-    return "damaged (its checksum differs)"
+    if view[start:end] != checksum.hexdigest().encode():
+        return "damaged (its checksum differs)"
+    return None
 
 
 def features_of(table: pa.Table, extractor: str) -> Tensor:
@@ -187,8 +199,8 @@ def tokens_of(table: pa.Table) -> Tensor:
 
 
 def matrix_of(table: pa.Table, name: str) -> Tensor:
-    """A column of equally long lists as a tensor. ValueError if the table lacks it or the lists
-    differ in length.
+    """A column of equally long lists as a tensor [rows, entries]. Raises ValueError if the table
+    lacks the column or the lists differ in length.
     """
     import torch
 

@@ -38,7 +38,7 @@ _FIX = (
 class Extractor(Protocol):
     """A feature extractor."""
 
-    name: str  # the ending of its column's name in the file, if it is an additional extractor
+    name: str  # the file's column of an additional extractor is `features.<name>`
     identity: str  # its architecture and the hash of its weights
     width: int  # number of features
 
@@ -48,14 +48,12 @@ class Extractor(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reference:
-    """Features [n, d] float32 of n real images, by one or more extractors.
+    """Features of n real images."""
 
-    facts: plain data: `identity` of the first extractor, `source` (name and content hash of the
-    images), `resize` rule, `count` n, and `also`, the identities of additional extractors by name,
-    if there are any.
-    """
-
-    features: tuple[Tensor, ...]
+    features: tuple[Tensor, ...]  # [n, d] float32 of each extractor
+    # Plain data: `identity` of the first extractor, `source` (name and content hash of the images),
+    # `resize` rule, `count` n, and `also`, the identities of additional extractors by name, if
+    # there are any.
     facts: Mapping[str, Any]
 
 
@@ -71,7 +69,13 @@ def build_reference(
     """Features of real images (see `real_images`) by each extractor, or the first `count` of a
     reference file.
 
-    on_progress: called after every batch with the number of finished images and the total.
+    Args:
+        source: "scenes", a folder, or the path or URI of a reference file.
+        extractors: the extractors; the first one's features decide on the number of images.
+        size: pixels along a side of the images.
+        count: largest number of images.
+        seed: selects the images (see `real_images`).
+        on_progress: called after every batch with the number of finished images and the total.
 
     Raises:
         ValueError: see `real_images` and `read_reference`; an unreadable image; at most as many
@@ -118,9 +122,8 @@ def check_reference(
     has_features: bool = False,
 ) -> None:
     """Check that `build_reference` can compute the features: all images are read, with less work
-    than for their pixels.
-
-    has_features: they are stored already, so no image is read.
+    than for their pixels. The arguments are those of `build_reference`; with `has_features` the
+    features are stored already, and no image is read.
 
     Raises:
         ValueError: see `build_reference`.
@@ -178,8 +181,8 @@ def read_reference(
 
     Args:
         location: a storage, or the path or URI of the file.
-        name: of the file in a storage.
-        extractors: those whose features are read (default: the first one of the file).
+        name: name of the file in a storage.
+        extractors: extractors whose features are read (default: the first one of the file).
         count: largest number of images read.
         fix: what the user can do about an unusable file.
 
@@ -213,10 +216,11 @@ def read_reference(
     if table.num_rows != meta["count"]:
         raise ValueError(f"{where}: has {table.num_rows} images instead of {meta['count']}; {fix}")
     features = tuple(matrix_of(table, column)[:count] for column in columns)
-    facts = {key: meta[key] for key in ("identity", "source", "resize")} | {
-        "count": len(features[0])
-    }
-    return Reference(features, facts | {"also": also} if also else facts)
+    facts = {key: meta[key] for key in ("identity", "source", "resize")}
+    facts["count"] = len(features[0])
+    if also:
+        facts["also"] = also
+    return Reference(features, facts)
 
 
 def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any]:
@@ -235,9 +239,8 @@ def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any
 def _validated(reference: Reference) -> Reference:
     facts = reference.facts
     _check_count(facts["count"], reference.features[0].shape[1], facts["source"])
-    for features, identity in zip(
-        reference.features, [facts["identity"], *facts.get("also", {}).values()], strict=True
-    ):
+    identities = [facts["identity"], *facts.get("also", {}).values()]
+    for features, identity in zip(reference.features, identities, strict=True):
         if not features.isfinite().all():
             raise ValueError(
                 f"reference {facts['source']}: {identity} gave features that are not finite"
@@ -259,8 +262,8 @@ class RealImages:
 
     resize: str  # the rule by which they were resized
     count: int
-    describe: Callable[[], str]  # gives their name and content hash, for which all files are read
-    batch: Callable[[range], Tensor]  # gives images [n, 3, size, size] in [0, 1] at positions
+    describe: Callable[[], str]  # returns name and content hash, for which all files are read
+    batch: Callable[[range], Tensor]  # returns images [n, 3, size, size] in [0, 1] at positions
     paths: Sequence[Path] = ()  # their files, if any
 
     def batches(self) -> Iterator[Tensor]:

@@ -23,14 +23,14 @@ FORMAT = 5  # increase it when the meaning of the rows changes; files of another
 SHARDS = "shards"
 TIMINGS = "timings"
 _MEASURES = "measures"
-# Shapes of a session beside vanilla and an anchor: a session is lost as a whole, and its engines
-# share a memory.
+# Shapes that a session times in addition to vanilla and an anchor: a session is lost as a whole,
+# and its engines share a memory.
 MAX_SHAPES = 8
 # The key in a shard's metadata that says which earlier sweep generated its images.
 TAKEN_FROM = "taken_from"
-FACTS = ("images", "seconds", "worker", TAKEN_FROM)  # what the driver is told of the metadata
+FACTS = ("images", "seconds", "worker", TAKEN_FROM)  # the metadata's entries that the driver gets
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
-# fields that hold one DecodingConfig, or several
+# Fields of tasks that hold a DecodingConfig, or several.
 _CONFIGS = ("config", "baseline", "configs", "timed")
 
 _Setting = TypeVar("_Setting")
@@ -83,16 +83,19 @@ class Serializable:
 def _plain(value: Any) -> Any:
     if isinstance(value, DecodingConfig):
         return value.to_mapping()
-    return [_plain(entry) for entry in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [_plain(entry) for entry in value]
+    return value
 
 
 def _parsed(name: str, value: Any) -> Any:
     if name in _CONFIGS:
-        several = isinstance(value, list | tuple)
-        if several:
+        if isinstance(value, list | tuple):
             return tuple(map(DecodingConfig.from_mapping, value))
         return DecodingConfig.from_mapping(value)
-    return tuple(value) if isinstance(value, list) else value
+    if isinstance(value, list):
+        return tuple(value)
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +103,7 @@ class Experiment(Serializable):
     """Everything that all results of a sweep depend on, apart from the decoding config."""
 
     models: Mapping[str, str]  # content hash by name
-    captions: str  # their hash
+    captions: str  # hash of the captions
     seed: int
     extractors: Mapping[str, str]  # identity by name
     precision: str  # such as "float32"
@@ -124,22 +127,22 @@ class ReferenceTask(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class QualityShard(Serializable):
-    """Images of captions start..stop-1, `samples` of each, under a config with sampling.
+    """Images of captions start..stop-1 under a config with sampling.
 
-    `batch` images are generated together, or with "auto" as many as the worker chooses. The batch
-    is not part of the identity, because no image depends on it.
+    The batch is not part of the identity, because no image depends on it.
     """
 
     config: DecodingConfig
     start: int
     stop: int
-    samples: int
-    batch: int | Literal["auto"]
+    samples: int  # images of each caption
+    batch: int | Literal["auto"]  # images generated together; "auto": as many as the worker chooses
     kind: ClassVar[str] = "quality"
 
     def __post_init__(self) -> None:
-        sizes = {"batch": self.batch} if isinstance(self.batch, int) else {}
-        _check_span(self.start, self.stop, samples=self.samples, **sizes)
+        _check_span(self.start, self.stop, samples=self.samples)
+        if isinstance(self.batch, int):
+            _check_sizes(batch=self.batch)
 
     @property
     def images(self) -> int:
@@ -155,20 +158,17 @@ class QualityShard(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class TimingSession(Serializable):
-    """Images of captions start..stop-1, generated in turn by all configs, vanilla's first, at each
-    size of `batches`; repeated at most `repetitions` times, until the relative standard error of
-    the costs is at most `precision`.
-
-    number: tells apart sessions of a sweep that are equal in all else.
+    """Images of captions start..stop-1, generated in turn by all configs, at each batch size, and
+    again until the costs are precise.
     """
 
-    configs: tuple[DecodingConfig, ...]
+    configs: tuple[DecodingConfig, ...]  # vanilla's first
     start: int
     stop: int
-    batches: tuple[int, ...]
-    repetitions: int
-    precision: float = 0.0
-    number: int = 0
+    batches: tuple[int, ...]  # the batch sizes
+    repetitions: int  # at most
+    precision: float = 0.0  # relative standard error of the costs that ends the repetitions
+    number: int = 0  # tells apart sessions of a sweep that are equal in all else
     kind: ClassVar[str] = "timing"
 
     def __post_init__(self) -> None:
@@ -191,19 +191,14 @@ class TimingSession(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class MeasureTask(Serializable):
-    """A config's metrics from its shards' files, named relative to the storage's root, and from the
-    baseline's.
-
-    timing: files of timing sessions, of its shape and of others. halfway: measure also at half of
-    the quality shards.
-    """
+    """A config's metrics from files, which are named relative to the storage's root."""
 
     config: DecodingConfig
-    quality: tuple[str, ...]
-    timing: tuple[str, ...]
-    baseline_quality: tuple[str, ...]
+    quality: tuple[str, ...]  # files of its shards
+    timing: tuple[str, ...]  # files of timing sessions, of its shape and of others
+    baseline_quality: tuple[str, ...]  # files of the baseline's shards
     metrics: tuple[str, ...]
-    halfway: bool = True
+    halfway: bool = True  # measure also at half of the quality shards
     kind: ClassVar[str] = "measure"
 
     def name(self) -> str:
@@ -214,18 +209,14 @@ class MeasureTask(Serializable):
 
 @dataclass(frozen=True, slots=True)
 class PredictTask(Serializable):
-    """Predictions of settings by replay, from `captions` recorded images, `batch` at a time.
-
-    params: the parameters of each config in the search's study, as JSON; null outside of the space.
-    timed: configs that are timed as well, `timing_batch` images at a time.
-    """
+    """Predictions of settings by replay of recorded images."""
 
     configs: tuple[DecodingConfig, ...]
-    params: tuple[str, ...]
-    captions: int
-    batch: int
-    timed: tuple[DecodingConfig, ...] = ()
-    timing_batch: int = 1
+    params: tuple[str, ...]  # each config's parameters in the search's study, JSON; null: not in it
+    captions: int  # captions whose images are recorded
+    batch: int  # images recorded together
+    timed: tuple[DecodingConfig, ...] = ()  # configs that are timed as well
+    timing_batch: int = 1  # images timed together
     kind: ClassVar[str] = "predict"
 
     def __post_init__(self) -> None:
@@ -245,8 +236,15 @@ def plan_quality(
     batch: int | Literal["auto"],
     rungs: Sequence[int] = (),
 ) -> list[QualityShard]:
-    """All of `count` captions in shards of at most `shard` captions; a shard ends at each of
-    `rungs`.
+    """The shards of all images of a config.
+
+    Args:
+        config: the config, with sampling.
+        count: number of captions.
+        shard: largest number of captions of a shard.
+        samples: images of each caption.
+        batch: images generated together, or "auto".
+        rungs: numbers of captions at which a shard must end.
 
     Raises:
         ValueError: a number below 1, rungs that do not rise or reach `count`, or a config without
@@ -291,10 +289,18 @@ def plan_session(
     seed: int = 0,
     number: int = 0,
 ) -> TimingSession:
-    """A timing session of configs, vanilla's first: `images` of `count` captions, rounded up (see
-    `session_images`).
+    """A timing session of configs. Its captions depend only on `count`, `images`, `batches`, `seed`
+    and `number`.
 
-    Its captions depend only on `count`, `images`, `batches`, `seed` and `number`.
+    Args:
+        configs: the configs, vanilla's first.
+        count: number of captions of the sweep.
+        images: images of a setting, rounded up (see `session_images`).
+        batches: the batch sizes.
+        repetitions: largest number of repetitions.
+        precision: relative standard error of the costs that ends the repetitions.
+        seed: chooses the captions.
+        number: tells apart sessions that are equal in all else.
 
     Raises:
         ValueError: a number below 1, too few captions, or a config without sampling.

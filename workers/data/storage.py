@@ -27,7 +27,7 @@ from workers.data.uris import check_quoting, without_secrets
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
-_RETRY_TIMEOUT_S = 120.0  # for a server that was there before
+_RETRY_TIMEOUT_S = 120.0  # for a server that responded before
 _RETRY_S = (0.5, 10.0)  # the first wait, and the longest; each wait doubles the last
 _READERS = 16  # files that are read at a time
 _K = TypeVar("_K")
@@ -59,8 +59,8 @@ class Storage:
     """Files below a root, which is a path (relative and `~` allowed) or a URI. Opening it creates
     nothing. Links that lead out of a local root are errors.
 
-    Names are relative, with `/` between folders; `write` creates the folders. filesystem: used
-    instead of the URI's own; the URI's path is then a path inside it.
+    Names are relative, with `/` between folders; `write` creates the folders. A `filesystem` is
+    used instead of the URI's own; the URI's path is then a path inside it.
 
     Raises:
         ValueError: the URI is malformed, or pyarrow.fs does not support its scheme.
@@ -75,11 +75,17 @@ class Storage:
             scheme, mark, rest = text.partition("://")
             text = f"{scheme.lower()}{mark}{rest}"
         self._is_reached = False
-        self.uri = text if remote or filesystem is not None else os.path.abspath(local_path(text))
-        if not remote:
-            check_utf8(self.uri)  # the working folder's name too
-        self.display_name, self._secrets = without_secrets(text) if remote else (self.uri, ())
-        self._root = (urlsplit(text).path if remote else self.uri).rstrip("/")
+        self.uri = text
+        if not remote and filesystem is None:
+            self.uri = os.path.abspath(local_path(text))
+        self.display_name = self.uri
+        self._secrets: tuple[str, ...] = ()
+        self._root = self.uri.rstrip("/")
+        if remote:
+            self.display_name, self._secrets = without_secrets(text)
+            self._root = urlsplit(text).path.rstrip("/")
+        else:
+            check_utf8(self.uri)  # with the name of the working folder
         if remote and filesystem is None:
             check_quoting(text)
             filesystem, self._root = self._connect()
@@ -112,8 +118,10 @@ class Storage:
 
     def locate(self, name: str) -> str:
         """The display name of a file: the storage's, with the name in its path."""
+        if not name:
+            return self.display_name
         root, mark, options = self.display_name.partition("?")
-        return f"{root}/{name}{mark}{options}" if name else self.display_name
+        return f"{root}/{name}{mark}{options}"
 
     def __repr__(self) -> str:
         return f"Storage({self.display_name!r})"
@@ -159,7 +167,7 @@ class Storage:
 
     def names(self, folder: str = "") -> list[str]:
         """The names of the files directly in a folder, sorted; empty if there is no such folder."""
-        path = self._at(folder) if folder else self._root
+        path = self._folder(folder)
         return sorted(self._call(folder, lambda files: files.names(path)))
 
     def modified(self, folder: str) -> dict[str, float]:
@@ -175,9 +183,9 @@ class Storage:
     def remove_unfinished(self, folder: str = "", age_s: float = 0.0) -> int:
         """Remove the files directly in a folder whose writers were killed; returns their number.
 
-        age_s: younger ones stay, where other processes may be writing.
+        Files younger than `age_s` seconds stay: other processes may be writing them.
         """
-        path = self._at(folder) if folder else self._root
+        path = self._folder(folder)
         found = self._call(folder, lambda files: files.unfinished(path))
         removed = 0
         for name in (name for name, age in found.items() if age >= age_s):
@@ -193,9 +201,9 @@ class Storage:
             OSError: it does not, or the server does not answer.
         """
         files = self._files
-        if isinstance(files, RemoteFiles) and not self._call(
-            "", lambda _: files.has_bucket(self._root)
-        ):
+        if not isinstance(files, RemoteFiles):
+            return
+        if not self._call("", lambda _: files.has_bucket(self._root)):
             raise FileNotFoundError(
                 f"{self.display_name}: there is no such bucket; create it, or correct its name"
             )
@@ -220,6 +228,12 @@ class Storage:
         if isinstance(self._files, LocalFiles):
             return Path(path)
         return None
+
+    def _folder(self, name: str) -> str:
+        """The full path of a folder; that of the root for "". Raises ValueError as `_at` does."""
+        if not name:
+            return self._root
+        return self._at(name)
 
     def _at(self, name: str) -> str:
         """The full path of a name. Raises ValueError if the name could be outside the root."""
@@ -250,7 +264,7 @@ class Storage:
         """The result of an action on the files. Errors have the display name, and no secrets of the
         URI.
 
-        While a server that was there before is away, the action is repeated.
+        While a server that responded before does not respond, the action is repeated.
         """
         wait = _RETRY_S[0]
         end = time.monotonic() + _RETRY_TIMEOUT_S

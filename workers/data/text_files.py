@@ -90,7 +90,7 @@ def read_text(path: Path) -> str:
 
 
 def decode(data: bytes, name: str) -> str:
-    """UTF-8 text, with or without a byte order mark. name: the file's, for errors.
+    """UTF-8 text, with or without a byte order mark. Errors begin with the file's `name`.
 
     Raises:
         ValueError: it is not UTF-8, or has NUL characters, or is a file of another kind.
@@ -107,10 +107,10 @@ def decode(data: bytes, name: str) -> str:
         ) from error
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
-        utf16 = "not UTF-8 text but UTF-16; save the file as UTF-8"
-        raise ValueError(
-            f"{name}, line {line}: {utf16 if _is_utf16(data) else 'a NUL character; remove it'}"
-        )
+        problem = "a NUL character; remove it"
+        if _is_utf16(data):
+            problem = "not UTF-8 text but UTF-16; save the file as UTF-8"
+        raise ValueError(f"{name}, line {line}: {problem}")
     return text
 
 
@@ -125,7 +125,9 @@ def _is_utf16(data: bytes) -> bool:
 
 
 def file_kind(data: bytes) -> str:
-    """What a file is that is not text, by its first bytes, and the fix; "" if it is not known."""
+    """The kind of a file that is not text, by its first bytes, and the fix; "" if it is not
+    known.
+    """
     known = (f"{kind}; {fix}" for magic, kind, fix in _KINDS if re.match(magic, data[:HEAD]))
     return next(known, "")
 
@@ -147,17 +149,21 @@ def split_lines(text: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def read_table(path: Path) -> tuple[list[str], list[tuple[str, list[str] | ValueError]]]:
-    """The header of a .csv or .tsv file, and the location and fields of each row: as many as the
-    header has, "" where the row is too short; an error if it has more. Blank rows at the end of the
-    file are left out. A quoted field of a .csv file may span several lines, and keeps its line
-    ends.
+    """The header of a .csv or .tsv file, and the location and fields of each row.
+
+    A row has as many fields as the header, "" where the row is too short; in the place of a row
+    with more fields is an error. Blank rows at the end of the file are left out. A quoted field of
+    a .csv file may span several lines, and keeps its line ends.
 
     Raises:
         ValueError: the file cannot be read, is not UTF-8, or has a stray quotation mark.
     """
-    is_tabbed = path.suffix.lower() == ".tsv"
-    fix = "remove the tabs from the caption" if is_tabbed else "put the caption in double quotes"
-    rows = list(_tab_fields(path) if is_tabbed else _comma_fields(path))
+    if path.suffix.lower() == ".tsv":
+        rows = list(_tab_fields(path))
+        fix = "remove the tabs from the caption"
+    else:
+        rows = _comma_fields(path)
+        fix = "put the caption in double quotes"
     while rows and not any(rows[-1][1]):
         rows.pop()
     header = rows[0][1] if rows else []

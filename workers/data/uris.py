@@ -6,11 +6,8 @@ import re
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 _IPV6 = re.compile(r"(://(?:[^/?#]*@)?)\[[0-9A-Fa-f:.]+\]")
-_PUBLIC_OPTIONS = (
-    "region",
-    "scheme",
-    "endpoint_override",
-)  # options of a URI; all others may be secrets
+# Options of a URI that may be shown; all others may be secrets.
+_PUBLIC_OPTIONS = ("region", "scheme", "endpoint_override")
 # A character that means itself, or one that a URI can hold only percent-encoded: "%" of no code,
 # "#" (a fragment names nothing in storage), a space, a bracket, a letter that is not ASCII.
 _CHARACTER = re.compile(r"(%[0-9A-Fa-f]{2}|[A-Za-z0-9._~:/?@!$&'()*+,;=-])|.", re.DOTALL)
@@ -71,7 +68,8 @@ def check_credentials(uri: str, prefix: str = "") -> None:
     cut it, and the rest would be taken for the host or the path, and displayed.
 
     Raises:
-        ValueError: names the characters and their codes, without the URI. prefix: of the message.
+        ValueError: names the characters and their codes, without the URI; the message begins with
+            `prefix`.
     """
     scheme, _, rest = uri.partition("://")
     host = re.split("[/?#]", rest, maxsplit=1)[0]
