@@ -87,7 +87,7 @@ class Extractors:
             image_size: pixels along a side of its images.
             captions: captions of the sweep.
             device: device of the networks; on the meta device they have no weights.
-            weights: the user's own files by key (inception, vgg, ...), instead of the built-in ones.
+            weights: the user's own files by key (inception, vgg, ...), used instead of ours.
             metrics: names of the requested metrics (None: all); scores that none of them needs are
                 not loaded.
 
