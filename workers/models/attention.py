@@ -29,16 +29,22 @@ def attend(
     causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention of q [R, H, S, C] over k, v [R, K, T, C'], whose channels from C on are zeros: [R,
-    H, S, C].
+    """Attention [R, H, S, C] of queries over keys and values.
 
-    mask: [R|1, 1, S, T], boolean or additive; None: all are attended to, or with `causal` those up
-    to the query. scale: of the scores; None: 1 / sqrt(C).
+    Args:
+        q: queries [R, H, S, C].
+        k: keys [R, K, T, C'], whose channels from C on are zeros.
+        v: values [R, K, T, C'], likewise.
+        mask: [R|1, 1, S, T], boolean or additive; None: all positions are attended to, or with
+            `causal` those up to the query.
+        causal: without a mask, a query attends to the positions up to its own.
+        scale: factor of the scores; None: 1 / sqrt(C).
     """
-    (rows, heads, queries, channels), kv_heads = q.shape, k.shape[1]
+    rows, heads, queries, channels = q.shape
+    kv_heads = k.shape[1]
     scale = channels**-0.5 if scale is None else scale
     width = aligned(channels)
-    q, k, v = (x if x.shape[3] == width else F.pad(x, (0, width - x.shape[3])) for x in (q, k, v))
+    q, k, v = (_widened(x, width) for x in (q, k, v))
     if heads == kv_heads or mask is None:
         is_grouped = heads != kv_heads
         out = F.scaled_dot_product_attention(
@@ -51,3 +57,11 @@ def attend(
             rows, heads, queries, width
         )
     return out[..., :channels]
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    """x [..., C] with zeros in the channels from C to `width`."""
+    missing = width - x.shape[3]
+    if not missing:
+        return x
+    return F.pad(x, (0, missing))

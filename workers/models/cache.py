@@ -102,15 +102,11 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class CacheView:
-    """The cache for one pass of a transformer.
-
-    flat [R * S]: where the pass stores its keys and values. span: columns that its queries see;
-    None: its own inputs.
-    """
+    """The cache for one pass of a transformer."""
 
     cache: KVCache
-    flat: Tensor
-    span: int | None
+    flat: Tensor  # [R * S] flat indices at which the pass stores its keys and values
+    span: int | None  # columns that its queries see; None: the pass's own inputs
 
     def update(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store one layer's keys and values [R, S, kv_heads, C]; returns the visible ones, each

@@ -35,15 +35,15 @@ from workers.data.folders import find_files
 from workers.models.layouts import find_layout
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt")
-# keys of the state dict in files of plain training loops, DeepSpeed and Lightning; FSDP files are
-# the state dict itself
+# Keys of the state dict in files of plain training loops, DeepSpeed and Lightning; FSDP files are
+# the state dict itself.
 WRAPPERS = ("model", "module", "state_dict")
-# components of tensors' names that torch.compile, FSDP and activation checkpointing add, at any
-# depth
+# Components that torch.compile, FSDP and activation checkpointing add to tensors' names, at any
+# depth.
 _ADDED = {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
-HASH_NOT_READ = "0" * 16  # instead of the hash of a file of which only the shapes are read
+HASH_NOT_READ = "0" * 16  # hash of a file of which only the shapes are read
 
-_INDEX = ".index.json"  # ends the name of a list of shards
+_INDEX = ".index.json"  # ending of the name of a list of shards
 _SHAPES_ONLY: ContextVar[bool] = ContextVar("shapes_only", default=False)
 _NOTES: ContextVar[dict[str, None] | None] = ContextVar("notes", default=None)
 
@@ -53,14 +53,10 @@ class WeightsError(ValueError):
 
 
 class Tensors(dict[str, Tensor]):
-    """The named tensors of a checkpoint.
+    """The named tensors of a checkpoint."""
 
-    part: which of its file's state dicts they are, and which others it has; empty if it has one.
-    is_renamed: the names in the file differ.
-    """
-
-    part: str = ""
-    is_renamed: bool = False
+    part: str = ""  # which of the file's state dicts they are, and which others it has, if several
+    is_renamed: bool = False  # whether the names in the file differ
 
 
 @contextmanager
@@ -111,7 +107,8 @@ def load_tensors(path: str | Path, landmarks: Collection[str] = ()) -> Tensors:
     """The named tensors of a checkpoint, which is a file or a folder with one. Their values are
     read on access.
 
-    landmarks: names of tensors, some of which the checkpoint should have; see `without_prefix`.
+    `landmarks` are names of tensors, some of which the checkpoint should have (see
+    `without_prefix`).
 
     Raises:
         WeightsError: the path does not exist, or is damaged, not a weight file, or contains more
@@ -121,8 +118,8 @@ def load_tensors(path: str | Path, landmarks: Collection[str] = ()) -> Tensors:
 
 
 def without_prefix(tensors: Tensors, landmarks: Collection[str]) -> Tensors:
-    """The tensors without what training added to their names: wrappers' components, and the part of
-    a common prefix that `landmarks` lack. So a prefix that the model itself has stays.
+    """The tensors without what training added to their names: wrappers' components, and that part
+    of their common prefix that `landmarks` do not have. A prefix of the model's own names stays.
     """
     plain = {
         name: ".".join(part for part in name.split(".") if part not in _ADDED) for name in tensors
@@ -138,16 +135,14 @@ def without_prefix(tensors: Tensors, landmarks: Collection[str]) -> Tensors:
     prefixes = [
         "".join(f"{part}." for part in shared[:count]) for count in (least, *range(len(shared) + 1))
     ]
-    wanted = set(landmarks)
+    expected = set(landmarks)
     prefix = max(
         prefixes,
-        key=lambda start: sum(name.removeprefix(start) in wanted for name in plain.values()),
+        key=lambda start: sum(name.removeprefix(start) in expected for name in plain.values()),
     )
     found = Tensors((plain[name].removeprefix(prefix), value) for name, value in tensors.items())
-    found.part, found.is_renamed = (
-        tensors.part,
-        tensors.is_renamed or found.keys() != tensors.keys(),
-    )
+    found.part = tensors.part
+    found.is_renamed = tensors.is_renamed or found.keys() != tensors.keys()
     return found
 
 
@@ -165,14 +160,18 @@ def read_part(path: Path) -> str:
 
 
 def describe_contents(tensors: Mapping[str, Tensor]) -> str:
-    """What the file of tensors is, by their names, with the fix if this project does not read it,
-    and which of its state dicts they are: sentences to append, or nothing.
+    """The kind of the tensors' file, by their names, with the fix if this project does not read it,
+    and which of its state dicts they are: sentences to append to a message, or "".
     """
+    text = ""
     layout = find_layout(tensors)
-    part = tensors.part if isinstance(tensors, Tensors) else ""
-    kind = "" if layout is None else f". By its names the file is {layout.kind}"
-    fix = f": {layout.fix}" if layout and layout.fix else ""
-    return f"{kind}{fix}" + (f". Of the file, {part}" if part else "")
+    if layout is not None:
+        text = f". By its names the file is {layout.kind}"
+        if layout.fix:
+            text += f": {layout.fix}"
+    if isinstance(tensors, Tensors) and tensors.part:
+        text += f". Of the file, {tensors.part}"
+    return text
 
 
 def _read_tensors(path: Path) -> Tensors:
@@ -251,7 +250,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def content_hash(path: str | Path) -> str:
-    """The first 16 hex digits of a SHA-256: of a file, of an index with its shards, or of a
+    """The first 16 hex digits of the SHA-256 of a file, of an index with its shards, or of a
     folder's files.
 
     The files of a folder are those of `find_files`: links are followed, hidden files are ignored. A
@@ -360,8 +359,8 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 def _pickled(path: Path) -> Tensors:
     try:
-        # training scripts store their arguments with the weights, as an argparse.Namespace of plain
-        # values
+        # Training scripts store their arguments with the weights, as an argparse.Namespace of plain
+        # values.
         with torch.serialization.safe_globals([argparse.Namespace]):
             loaded: Any = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
@@ -399,7 +398,9 @@ def _pickled(path: Path) -> Tensors:
 def _describe_unusable(tensor: Tensor) -> str:
     """Why a tensor of a file is no array of numbers, and the fix; empty if it is one."""
     if tensor.is_nested or tensor.layout != torch.strided:
-        kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+        kind = str(tensor.layout).removeprefix("torch.")
+        if tensor.is_nested:
+            kind = "nested"
         return f"is a {kind} tensor; save it as a dense one (`tensor.to_dense()`)"
     if tensor.is_quantized:
         return f"is quantised ({tensor.dtype}); give the original weights"
@@ -450,7 +451,7 @@ def preview(names: Sequence[str], limit: int = 4) -> str:
 
 
 def _other_format(path: Path) -> str | None:
-    """What a file is, from its first bytes, if it is not a weight file."""
+    """What a file is, by its first bytes, if it is not a weight file, and the fix; else None."""
     with path.open("rb") as file:
         head = file.read(64)
     if head.startswith(b"version https://git-lfs"):

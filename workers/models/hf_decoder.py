@@ -28,7 +28,7 @@ from workers.models.cache import CacheView
 from workers.models.transformer import Body, TransformerConfig, line_places
 
 _STATIC_ROPES = ("default", "linear", "llama3", "yarn")
-_ATTENTION = "specfrontier"  # in the library's registry of attention functions
+_ATTENTION = "specfrontier"  # name of `_attend` in the library's registry of attention functions
 
 
 def _attend(
@@ -101,9 +101,12 @@ class HFDecoder(Body):
         taps: Sequence[int] = (),
     ) -> Tensor:
         if mask is None:  # the library's default mask assumes other positions
-            seen = None if cache is None else cache.span
-            mask = torch.ones(x.shape[1], seen or x.shape[1], dtype=torch.bool, device=x.device)
-            mask = (mask.tril() if cache is None else mask)[None, None]
+            length = x.shape[1]
+            if cache is None:
+                mask = torch.ones(length, length, dtype=torch.bool, device=x.device).tril()
+            else:
+                mask = torch.ones(length, cache.span or length, dtype=torch.bool, device=x.device)
+            mask = mask[None, None]
         places = self.places[positions.clamp(max=len(self.places) - 1)]
         out = self.decoder(
             inputs_embeds=x,
@@ -145,6 +148,14 @@ def decoder_config(
     row_ends: bool = False,
 ) -> TransformerConfig:
     """The config that engine and drafters need, from one of the library's with Llama's usual keys.
+
+    Args:
+        text: the library's config of the decoder.
+        codes: number of the image's codes.
+        prompt_len: tokens of a prompt.
+        rows: codes in a column of the image.
+        cols: codes in a row of the image.
+        row_ends: whether a fixed token follows every row.
 
     Raises:
         ValueError: a key is missing, or attention does not cover all positions.

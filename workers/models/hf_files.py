@@ -34,12 +34,16 @@ def load_pretrained(
     keep: str = "",
     renamed: bool = True,
 ) -> Any:
-    """The model of a folder in eval mode; on the meta device inside `shapes_only`. model_class: a
-    class of the library.
+    """The model of a folder in eval mode; on the meta device inside `shapes_only`.
 
-    Weights are cast to `dtype`, except those with `keep` in their name, which keep the file's
-    dtype. Buffers are not cast: rotary frequencies stay in fp32. renamed: files may have older
-    names, which the library renames.
+    Buffers are not cast: rotary frequencies stay in fp32.
+
+    Args:
+        folder: folder that `save_pretrained` wrote.
+        model_class: class of the model in the library.
+        dtype: type to which weights are cast.
+        keep: weights with this text in their name keep the file's type.
+        renamed: whether files may have older names, which the library renames.
 
     Raises:
         WeightsError: a file is missing, damaged, or of another model or size; tensors are missing
@@ -47,7 +51,7 @@ def load_pretrained(
     """
     folder = Path(folder)
     _check_config(folder, model_class.config_class.model_type)
-    # its messages name what is damaged or missing; the library raises a traceback
+    # First, because its errors name what is damaged or missing; the library's do not.
     tensors = load_tensors(folder)
     try:
         config = model_class.config_class.from_pretrained(folder, local_files_only=True)
@@ -73,7 +77,9 @@ def load_pretrained(
 
 
 def _check_config(folder: Path, expected: str) -> None:
-    """WeightsError unless config.json is that of an original model of the `expected` type."""
+    """Raises WeightsError unless config.json is that of an original model of the `expected`
+    type.
+    """
     file = folder / "config.json"
     keys = read_json_object(file)
     found = keys.get("model_type")
@@ -93,7 +99,7 @@ def _load_values(folder: Path, model_class: Any, config: Any, tensors: Tensors) 
     """
     state = {name: with_wide_floats(value) for name, value in tensors.items()}
     is_changed = tensors.is_renamed or any(state[name] is not tensors[name] for name in state)
-    # the library would not find it
+    # The library does not find files whose ending is in capitals.
     is_changed |= any(file.suffix.isupper() for file in folder.iterdir())
     if "float8" in str(config.dtype):  # the library would make its parameters in that type
         config.dtype = None
@@ -126,8 +132,8 @@ def _load_values(folder: Path, model_class: Any, config: Any, tensors: Tensors) 
 def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[str, list[str]]:
     """Mismatches between a folder's tensors and a model, in the form of the library's own report.
 
-    renamed: if names are both missing and unknown, the library may rename old ones while it loads,
-    and neither is reported.
+    With `renamed`, names that are missing and names that are unknown are not reported if there are
+    both: the library may rename old ones while it loads.
     """
     slots = model.state_dict()
     tied = model._tied_weights_keys
@@ -199,9 +205,7 @@ class HFCodec(nn.Module):
 
 
 class HFTokenizer:
-    """A folder's tokenizer: a text with its special tokens spelled out, to ids. library: the one of
-    `transformers`.
-    """
+    """A folder's tokenizer: turns a text, with its special tokens spelled out, into ids."""
 
     def __init__(self, folder: str | Path) -> None:
         """
@@ -211,8 +215,9 @@ class HFTokenizer:
         from transformers import AutoTokenizer
 
         self.folder = Path(folder)
+        self.library: Any  # the tokenizer of `transformers`
         try:
-            self.library: Any = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
+            self.library = AutoTokenizer.from_pretrained(self.folder, local_files_only=True)
         except Exception as error:  # the library raises many types for a folder without one
             raise WeightsError(
                 f"{self.folder}: no tokenizer that can be read "

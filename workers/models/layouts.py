@@ -16,13 +16,11 @@ _EMU3_FIX = "give the one converted for transformers: BAAI/Emu3-Gen-hf"
 
 
 class Layout(NamedTuple):
-    """A kind of checkpoint. starts: patterns, each of which matches the beginning of some tensor's
-    name. fix: what to give instead, if this project does not read it.
-    """
+    """A kind of checkpoint."""
 
     kind: str
-    starts: tuple[str, ...]
-    fix: str = ""
+    starts: tuple[str, ...]  # patterns, each of which matches the beginning of some tensor's name
+    fix: str = ""  # what to give instead, if this project does not read it
 
 
 EAGLE_3 = Layout(
@@ -76,7 +74,7 @@ _LAYOUTS = (
     Layout("a decoder in Hugging Face naming", (r"model\.layers\.0\.self_attn\.",)),
 )
 
-#: By the `model_type` of a config.json that only the authors' own code reads.
+# Checkpoints that only their authors' code reads, by the `model_type` of their config.json.
 FOREIGN_CONFIGS = {
     "multi_modality": Layout("Janus in DeepSeek's own layout", (), _JANUS_FIX),
     "Emu3": Layout("Emu3 in BAAI's own layout", (), _EMU3_FIX),
@@ -86,11 +84,7 @@ FOREIGN_CONFIGS = {
 def find_layout(names: Iterable[str]) -> Layout | None:
     """The kind of checkpoint whose tensors have these names; None if unknown."""
     listed = list(names)
-    return next(
-        (
-            layout
-            for layout in _LAYOUTS
-            if all(any(re.match(s, name) for name in listed) for s in layout.starts)
-        ),
-        None,
-    )
+    for layout in _LAYOUTS:
+        if all(any(re.match(start, name) for name in listed) for start in layout.starts):
+            return layout
+    return None

@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-MAX_PACKED = 2**22  # weights of a matrix; a large model's memory does not grow by half
+# Most weights that a matrix may have to get a packed copy: else a large model's memory would grow
+# by half.
+MAX_PACKED = 2**22
 
 
 def is_eager_on_cpu(x: Tensor) -> bool:

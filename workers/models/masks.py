@@ -8,12 +8,14 @@ from torch.nn.functional import embedding, pad
 
 
 def causal_padding_mask(valid: Tensor, order: Tensor | None = None) -> Tensor:
-    """The boolean attention mask [R, 1, S, S] of a padded sequence, valid [R, S]; True: may be
-    attended to.
+    """The boolean attention mask [R, 1, S, S] of a padded sequence; True: may be attended to.
 
     A query attends to the valid positions up to its own and always to itself, so that no row of the
-    softmax is empty. order [S]: each entry's place in the sequence, where the entries are stored in
-    another order.
+    softmax is empty.
+
+    Args:
+        valid: [R, S] whether a position is not padding.
+        order: [S] place of each entry in the sequence; None: entries are stored in order.
     """
     order = torch.arange(valid.shape[1], device=valid.device) if order is None else order
     itself = torch.eye(valid.shape[1], dtype=torch.bool, device=valid.device)
@@ -34,11 +36,9 @@ class AttentionMask:
     A query attends to every column up to its own, except the prompt's padding. Rejected drafts need
     no bookkeeping: accepted tokens fill the columns up to the next root, and no query attends past
     its own column.
-
-    padding [R, columns]: 0, or -inf in the columns of a prompt's padding.
     """
 
-    padding: Tensor
+    padding: Tensor  # [R, columns]: 0, or -inf in the columns of a prompt's padding
 
     def __init__(
         self,

@@ -35,10 +35,13 @@ def save(
     *,
     dtype: torch.dtype = torch.float16,
 ) -> None:
-    """Write safetensors with `config` as JSON in the header (key `config`); floating tensors are
-    stored as `dtype`.
+    """Write a weight file. The write is atomic: readers see either the complete file or none.
 
-    The write is atomic: readers see either the complete file or none.
+    Args:
+        path: the file.
+        weights: a module, or tensors by name.
+        config: plain data for the file's header (key `config`, as JSON).
+        dtype: type in which floating-point tensors are stored.
 
     Raises:
         WeightsError: a value is not finite, or overflows in `dtype`.
@@ -47,11 +50,8 @@ def save(
     tensors = weights.state_dict() if isinstance(weights, nn.Module) else weights
     stored = {}
     for name, tensor in tensors.items():
-        value = (
-            tensor.detach()
-            .to("cpu", dtype if tensor.is_floating_point() else tensor.dtype, copy=True)
-            .contiguous()
-        )
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        value = tensor.detach().to("cpu", kind, copy=True).contiguous()
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise WeightsError(
                 f"{path}: {name} is not finite as {dtype}; not saved (did training diverge?)"
@@ -73,14 +73,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
         WeightsError: the file is missing or damaged, or its header holds no config.
     """
     path = Path(path)
-    other = path.is_dir() or path.suffix.lower() in PICKLED  # formats that have no header
-    text = None if other else safetensors_metadata(path).get("config")
-    try:
-        config = parse_json(text) if text is not None else None
-    except ValueError as error:
-        raise WeightsError(
-            f"{path}: the config in its header is not JSON; did specfrontier write it?"
-        ) from error
+    config = None
+    has_header = not path.is_dir() and path.suffix.lower() not in PICKLED
+    if has_header and (text := safetensors_metadata(path).get("config")) is not None:
+        try:
+            config = parse_json(text)
+        except ValueError as error:
+            raise WeightsError(
+                f"{path}: the config in its header is not JSON; did specfrontier write it?"
+            ) from error
     if not isinstance(config, dict):
         raise WeightsError(
             f"{path}: no config in its header, so this is not one of specfrontier's own weight "
@@ -94,8 +95,10 @@ def read_module(
 ) -> tuple[M, dict[str, Any]]:
     """A module in fp32 and eval mode, built from its file's header, and the header's config.
 
-    description: what the file should hold, for error messages ("a VQ tokenizer"). build: config to
-    module.
+    Args:
+        path: the file.
+        description: what the file should hold, for error messages ("a VQ tokenizer").
+        build: makes the module from the config.
 
     Raises:
         WeightsError: the file is missing, damaged, or holds something else.

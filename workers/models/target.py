@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from search_spaces.trial import Sampling
 from workers.models.transformer import Body
 
-_CHECK_BATCH = 64  # captions
+_CHECK_BATCH = 64  # captions that are checked at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Prompt embeddings [R, P, D] and their validity [R, P] (bool; padding is False)."""
+    """Prompts of R rows."""
 
-    embeds: Tensor
-    valid: Tensor
+    embeds: Tensor  # [R, P, D] embeddings
+    valid: Tensor  # [R, P] bool; False: padding
 
     def __add__(self, other: Prompt) -> Prompt:
         """Both prompts' rows, this one's first."""
@@ -49,20 +49,26 @@ class Conditioner(Protocol):
     `set_encoder_batch(count)` encodes `count` captions at once.
     """
 
-    def __call__(self, captions: Sequence[str]) -> Prompt: ...
+    def __call__(self, captions: Sequence[str]) -> Prompt:
+        """The prompt of each caption."""
+        ...
 
-    def null(self, prompt: Prompt) -> Prompt: ...
+    def null(self, prompt: Prompt) -> Prompt:
+        """The unconditional prompt for each row of a prompt."""
+        ...
 
 
 class Codec(Protocol):
-    """Turns tokens into images. `codebook` [V, d]: the codes as they are decoded (normalised if the
-    codec does so).
-    """
+    """Turns tokens into images."""
 
     @property
-    def codebook(self) -> Tensor: ...
+    def codebook(self) -> Tensor:
+        """The codes [V, d] as they are decoded (normalised if the codec does so)."""
+        ...
 
-    def decode_ids(self, ids: Tensor) -> Tensor: ...
+    def decode_ids(self, ids: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in about [-1, 1] of ids [B, rows, cols]."""
+        ...
 
 
 class Target(nn.Module):
@@ -71,9 +77,9 @@ class Target(nn.Module):
     Args:
         name: identifies it in results.
         transformer: the decoder.
-        conditioner: captions to prompts.
-        codec: tokens to images; None: it cannot decode images.
-        sampling: its default settings.
+        conditioner: turns captions into prompts.
+        codec: turns tokens into images; None: the target cannot decode images.
+        sampling: its default sampling.
         row_end: the embedding [D] of the fixed token after every row of the image, if the family
             has one (see `workers.decoding.row_ends`); it does not count as a token of the image.
     """
@@ -146,7 +152,10 @@ class Target(nn.Module):
         check = getattr(self.conditioner, "check", None)
         for start in range(0, len(captions), _CHECK_BATCH):
             batch = captions[start : start + _CHECK_BATCH]
-            self.encode(batch, guided=False) if check is None else check(batch)
+            if check is None:
+                self.encode(batch, guided=False)
+            else:
+                check(batch)
 
     def set_encoder_batch(self, count: int) -> None:
         """Let `encode` process `count` captions at once. This changes the last bits of features:
@@ -163,7 +172,9 @@ class Target(nn.Module):
         """
         conditioner = cast("Conditioner", self.conditioner)
         prompt = conditioner(captions)
-        return prompt + conditioner.null(prompt) if guided else prompt
+        if guided:
+            return prompt + conditioner.null(prompt)
+        return prompt
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:

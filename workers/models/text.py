@@ -26,7 +26,7 @@ from workers.models.checkpoint_files import WeightsError
 from workers.models.hf_files import HFTokenizer, load_pretrained
 
 CAPTION_TOKENS = 120  # tokens of LlamaGen's prompts
-_CACHE_SIZE = 128  # captions; flan-t5-xl's features take half a megabyte each in bfloat16
+_CACHE_SIZE = 128  # captions; the features of one by flan-t5-xl take half a megabyte in bfloat16
 
 
 class TextEncoder(Protocol):
@@ -41,11 +41,10 @@ class T5Encoder:
     Captions are encoded one at a time, each padded to `CAPTION_TOKENS`, so a caption's features do
     not depend on its batch. This takes little time compared with generating an image. The features
     of the latest captions are cached.
-
-    batch_size: captions encoded at once; more than 1 is faster, but changes the last bits of a
-    caption's features. width: the number of features.
     """
 
+    # Captions encoded at once; more than 1 is faster, but changes the last bits of a caption's
+    # features.
     batch_size: int = 1
 
     def __init__(
@@ -59,11 +58,11 @@ class T5Encoder:
         Raises:
             WeightsError: the folder holds no T5 encoder with its tokenizer.
         """
-        # lazy: the import takes seconds, and most targets do not need it
+        # Imported here: the import takes seconds, and most targets do not need it.
         from transformers import T5EncoderModel
 
         class Encoder(T5EncoderModel):  # type: ignore[no-untyped-call]
-            # whole checkpoints are welcome; T5 v1.1 and flan-T5 have a head of its own weights
+            # A checkpoint may also hold the decoder and the head, which are not loaded.
             _keys_to_ignore_on_load_unexpected = [r"^decoder\.", r"^lm_head\."]  # noqa: RUF012
 
         if not Path(folder).is_dir():
@@ -76,9 +75,9 @@ class T5Encoder:
         keep = ".wo." if dtype == torch.float16 else ""
         model = load_pretrained(folder, Encoder, dtype, keep=keep, renamed=False)
         self._model: nn.Module = model.to(device)
-        self.width = int(model.config.d_model)
-        # not methods: a cache of a bound method is a reference cycle, which would hold a dropped
-        # encoder's memory
+        self.width = int(model.config.d_model)  # number of features
+        # Not methods: a cache of a bound method is a reference cycle, which would hold the memory
+        # of an encoder that is no longer used.
         self._encode = partial(_encode, tokenizer, model)
         self._encode_cached = lru_cache(_CACHE_SIZE)(self._encode)
 

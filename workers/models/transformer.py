@@ -63,8 +63,8 @@ class TransformerConfig:
             raise ValueError(
                 f"dim {self.dim} is not divisible by n_heads {self.n_heads}: give head_dim"
             )
-        if self.channels % (4 if self.rope == "grid" else 2):
-            unit = 4 if self.rope == "grid" else 2
+        unit = 4 if self.rope == "grid" else 2
+        if self.channels % unit:
             raise ValueError(
                 f"head_dim {self.channels} must be divisible by {unit} for rope {self.rope!r}"
             )
@@ -142,6 +142,8 @@ def rotate(x: Tensor, factors: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
+    """Multi-head attention with rotated queries and keys; query heads may share key-value heads."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.heads = config.n_heads
@@ -182,7 +184,7 @@ class Attention(nn.Module):
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's, which is eight operations on a CPU, in four.
+    """torch's RMSNorm, in four operations on a CPU in place of eight.
 
     x w / sqrt(|x|^2 / D + eps) is sqrt(D) x w / hypot(|x|, sqrt(D eps)).
     """
@@ -232,6 +234,8 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
+    """A pre-norm layer: attention and a feed-forward network."""
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.attention = Attention(config)
@@ -252,11 +256,11 @@ class Body(nn.Module, ABC):
     """
 
     config: TransformerConfig
-    # a pass does the same for all values of its inputs: CUDA graphs can hold it
+    # Whether a pass does the same for all values of its inputs, so that CUDA graphs can hold it.
     capturable: ClassVar[bool] = False
-    embed: (
-        nn.Embedding | None
-    )  # embeddings of the image's codes; None: a drafter that uses the target's
+    # Embeddings of the image's codes, and features to logits; None: a drafter that uses the
+    # target's.
+    embed: nn.Embedding | None
     head: nn.Module | None
 
     def new_cache(self, rows: int, columns: int) -> KVCache:
@@ -324,7 +328,9 @@ class Transformer(Body):
     def factors(self, positions: Tensor) -> Tensor:
         """Rotation factors [R|1, S, C / 2] at `positions` [R, S] or [S]."""
         factors = self.rotations[positions.clamp(max=self.last_position)]
-        return factors if factors.dim() == 3 else factors.unsqueeze(0)
+        if factors.dim() == 3:
+            return factors
+        return factors.unsqueeze(0)
 
     def forward(
         self,

@@ -42,7 +42,7 @@ class VQConfig:
     encoder_blocks: int = 2  # residual blocks per level
     decoder_blocks: int = 3  # residual blocks per level
     z_channels: int = 256  # width of the encoder's output, before the 1x1 convolution to d
-    groups: int = 32  # of every GroupNorm; it must divide every width
+    groups: int = 32  # groups of every GroupNorm; they must divide every width
     # Self-attention after each block of the coarsest level (VQ-16: yes; Chameleon: no).
     level_attention: bool = True
     mid_attention: bool = True  # self-attention between the two middle blocks
@@ -74,7 +74,7 @@ class VQConfig:
         return int(2 ** (len(self.multipliers) - 1))
 
 
-#: Chameleon's and Anole's VQGAN (512 px -> 32x32 codes).
+# Chameleon's and Anole's VQGAN (512 px -> 32x32 codes).
 CHAMELEON = VQConfig(codebook_size=8192, code_dim=256, l2_normalised=False, level_attention=False)
 
 
@@ -166,7 +166,10 @@ class Level(nn.Module):
             x = block(x)
             if len(self.attn):
                 x = self.attn[i](x)
-        return self.get_submodule(self._resample)(x) if self._resample else x
+        if not self._resample:
+            return x
+        resampled: Tensor = self.get_submodule(self._resample)(x)
+        return resampled
 
 
 def _norm(width: int, groups: int) -> nn.GroupNorm:
@@ -190,16 +193,18 @@ class CodecSide(nn.Module):
         self.down = down
         last = len(config.widths) - 1
         if down:
+            inputs, outputs = 3, config.z_channels
             widths = (config.channels, *config.widths)
             blocks = config.encoder_blocks
             resample = "downsample"
+            coarsest = last
         else:
+            inputs, outputs = config.z_channels, 3
             widths = (config.widths[-1], *reversed(config.widths))
             blocks = config.decoder_blocks
             resample = "upsample"
-        pixels, codes = (3, config.z_channels) if down else (config.z_channels, 3)
-        coarsest = last if down else 0
-        self.conv_in = nn.Conv2d(pixels, widths[0], 3, padding=1)
+            coarsest = 0
+        self.conv_in = nn.Conv2d(inputs, widths[0], 3, padding=1)
         if not down:
             self.mid = _mid(widths[0], config)
         self.conv_blocks = nn.ModuleList()
@@ -218,10 +223,12 @@ class CodecSide(nn.Module):
         if down:
             self.mid = _mid(widths[-1], config)
         self.norm_out = _norm(widths[-1], config.groups)
-        self.conv_out = nn.Conv2d(widths[-1], codes, 3, padding=1)
+        self.conv_out = nn.Conv2d(widths[-1], outputs, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = (*self.conv_blocks, *self.mid) if self.down else (*self.mid, *self.conv_blocks)
+        inner = [*self.mid, *self.conv_blocks]
+        if self.down:
+            inner = [*self.conv_blocks, *self.mid]
         for module in (self.conv_in, *inner):
             x = module(x)
         y: Tensor = self.conv_out(F.silu(self.norm_out(x)))
@@ -240,7 +247,9 @@ class Quantizer(nn.Module):
 
     def normalise(self, z: Tensor) -> Tensor:
         """z [..., d], normalised to unit length if `l2_normalised`."""
-        return F.normalize(z, dim=-1) if self.l2_normalised else z
+        if self.l2_normalised:
+            return F.normalize(z, dim=-1)
+        return z
 
     @property
     def codebook(self) -> Tensor:
@@ -334,11 +343,15 @@ def load_codec(
     geometry: VQConfig | None = None,
     where: str | Path,
 ) -> VQModel:
-    """A codec of `config`, as `infer_config` gives it, in fp32, for a target that generates `codes`
-    codes.
+    """A codec in fp32, for a target.
 
-    geometry: a codec with the down-sampling and code width that the target needs; None: it takes
-    any.
+    Args:
+        tensors: tensors of the codec by name.
+        config: sizes of the codec (see `infer_config`).
+        mappings: names in the file and in the module.
+        codes: number of codes that the target generates.
+        geometry: config with the down-sampling and code width that the target needs; None: any.
+        where: the file, for messages.
 
     Raises:
         WeightsError: tensors do not fit `config`, or the codec does not fit the target.
@@ -365,8 +378,8 @@ def infer_config(
     incomplete: loading will then report what is missing.
 
     Args:
-        tensors: the codec's, by name.
-        defaults: the sizes that the file does not say.
+        tensors: tensors of the codec by name.
+        defaults: sizes that tensors do not show.
         down: prefix of the encoder's levels.
         up: prefix of the decoder's levels.
         block: name of a level's residual blocks.

@@ -37,10 +37,10 @@ from workers.models.checkpoint_files import (
 )
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# bfloat16 holds all their values; torch has few functions for them
+# Types whose values bfloat16 can hold; torch has few functions for them.
 _FLOATS_8 = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
 _NO_WEIGHTS = (torch.bool, torch.complex32, torch.complex64, torch.complex128)
-# What names of quantised weights contain.
+# Part of the names of tensors that hold the scales of quantised weights.
 _SCALES = re.compile(r"scale|zero_?point|absmax|amax|qzeros|scb", re.IGNORECASE)
 
 M = TypeVar("M", bound=nn.Module)
@@ -48,20 +48,20 @@ Merge = Callable[[Sequence[Tensor]], Tensor]
 
 
 class KeyMapping(NamedTuple):
-    """The checkpoint's name(s) for a tensor, the module's name, and how the sources become one
-    tensor.
+    """How tensors of a checkpoint become a tensor of the module; names are templates."""
 
-    target None: the tensor is known and unused. merge gets the sources in order; by default they
-    are concatenated along dimension 0.
-    """
-
-    source: str | tuple[str, ...]
-    target: str | None
+    source: str | tuple[str, ...]  # one or several names in the checkpoint
+    target: str | None  # the name in the module; None: the tensor is known and unused
+    # Makes one tensor of the sources, in their order; by default they are concatenated along
+    # dimension 0.
     merge: Merge | None = None
 
     @property
     def sources(self) -> tuple[str, ...]:
-        return (self.source,) if isinstance(self.source, str) else self.source
+        """The names in the checkpoint, also if there is only one."""
+        if isinstance(self.source, str):
+            return (self.source,)
+        return self.source
 
 
 def interleave_rotary(weight: Tensor, channels: int) -> Tensor:
@@ -85,7 +85,7 @@ def hf_layer_mappings(source: str, target: str, channels: int | None = None) -> 
     Args:
         source: the layer's name in the file, such as "model.layers.{l}".
         target: its name in the module.
-        channels: a head's, if the file rotates halves (see `interleave_rotary`).
+        channels: channels of a head, if the file rotates halves (see `interleave_rotary`).
     """
 
     def interleave(weight: Tensor) -> Tensor:
@@ -163,7 +163,9 @@ def check_dtypes(tensors: Mapping[str, Tensor], names: Iterable[str], *, where: 
 
 def with_wide_floats(tensor: Tensor) -> Tensor:
     """A tensor of 8-bit floats in bfloat16, with the same values; others as they are."""
-    return tensor.bfloat16() if tensor.dtype in _FLOATS_8 else tensor
+    if tensor.dtype in _FLOATS_8:
+        return tensor.bfloat16()
+    return tensor
 
 
 class _SkipInit(TorchFunctionMode):
@@ -265,12 +267,12 @@ def _check_names(
     mappings: Sequence[KeyMapping],
     where: str | Path,
 ) -> None:
-    """WeightsError if the checkpoint lacks a source of the module's tensors, or has a tensor that
-    no mapping knows.
+    """Raises WeightsError if the checkpoint lacks a source of the module's tensors, or has a tensor
+    that no mapping knows.
     """
     names = set(tensors)
     used: set[str] = set()
-    missing: dict[str, None] = {}  # in order, each once
+    missing: dict[str, None] = {}  # an ordered set
     for slot, sources in sources_of.items():
         used.update(sources)
         missing |= dict.fromkeys(_describe_missing(slot, sources, names))
@@ -314,15 +316,22 @@ def _pattern(template: str) -> re.Pattern[str]:
     for part in re.split(r"(\{\w+\}|\{\.\.\.\})", template):
         if part == "{...}":
             rule += "(?P<rest>.+)"
+        elif part.startswith("{"):
+            rule += f"(?P<{part[1:-1]}>[^.]+)"
         else:
-            rule += f"(?P<{part[1:-1]}>[^.]+)" if part.startswith("{") else re.escape(part)
+            rule += re.escape(part)
     return re.compile(rule)
 
 
 def _substitute(template: str, match: re.Match[str]) -> str:
-    return re.sub(
-        r"\{(\w+|\.\.\.)\}", lambda slot: match["rest" if slot[1] == "..." else slot[1]], template
-    )
+    """The template with the texts that `_pattern` has matched in another one."""
+
+    def matched(slot: re.Match[str]) -> str:
+        if slot[1] == "...":
+            return match["rest"]
+        return match[slot[1]]
+
+    return re.sub(r"\{(\w+|\.\.\.)\}", matched, template)
 
 
 def _find_sources(
@@ -335,8 +344,12 @@ def _find_sources(
         (mapping.merge, [_substitute(source, match) for source in mapping.sources])
         for mapping, match in _mappings_to(slot, mappings)
     ]
-    present = (candidate for candidate in candidates if not names.isdisjoint(candidate[1]))
-    return next(present, candidates[0] if candidates else (None, [slot]))
+    for candidate in candidates:
+        if not names.isdisjoint(candidate[1]):
+            return candidate
+    if candidates:
+        return candidates[0]
+    return None, [slot]
 
 
 def _describe_missing(slot: str, sources: list[str], names: set[str]) -> list[str]:

@@ -53,9 +53,9 @@ PADDING = 1
 END_IMAGE = 8196
 BEGIN_IMAGE = 8197
 END_TURN = 8710
-# tokenizer spelling
+# Ids of special tokens by their spelling in the tokenizer.
 SPECIAL_TOKENS = {"<eoss>": END_IMAGE, "<racm3:break>": BEGIN_IMAGE, "<reserved08706>": END_TURN}
-# LANTERN's, for all models of this architecture
+# LANTERN's sampling, for all models of this architecture.
 SAMPLING = Sampling(temperature=1.0, top_k=2000, cfg=3.0)
 VOCABULARY_7B = 65536
 
@@ -133,7 +133,7 @@ class ChameleonCheckpoint:
         self.path = Path(path)
         self.folder = self.path if self.path.is_dir() else self.path.parent
         self.tensors = load_tensors(path, (_EMBEDDING, _HEAD))
-        #: The VQGAN's tensors in the checkpoint, under the names of its own file.
+        # The VQGAN's tensors in the checkpoint, under the names of its own file.
         self._own_vqgan = {
             name.removeprefix(_VQ): self.tensors[name]
             for name in self.tensors
@@ -162,7 +162,7 @@ class ChameleonCheckpoint:
                 )
 
     def config(self, **geometry: Any) -> TransformerConfig:
-        """The transformer's config; geometry: its fields for prompts and images.
+        """The transformer's config. `geometry` are its fields for prompts and images.
 
         Raises:
             WeightsError: a tensor that determines a size is missing.
@@ -188,8 +188,8 @@ class ChameleonCheckpoint:
         )
 
     def fill(self, parts: torch.nn.ModuleDict, channels: int, dtype: torch.dtype) -> None:
-        """Load {"transformer", "conditioner"}, using every tensor. WeightsError names what is
-        missing or unknown.
+        """Load {"transformer", "conditioner"}, using every tensor. Raises WeightsError for tensors
+        that are missing or unknown.
         """
         mappings = _transformer_mappings(channels, len(_vqgan_config(self._own_vqgan).multipliers))
         load_weights(parts, self.tensors, mappings, where=self.path, dtype=dtype)
@@ -284,9 +284,8 @@ class ImageFormat:
         conditioner = parts["conditioner"]
         assert isinstance(body, Transformer)
         assert isinstance(conditioner, TokenPrompts)
-        if self.row_end is None:
-            end = None
-        else:
+        end = None
+        if self.row_end is not None:
             end = conditioner.words.weight[self.row_end].detach().clone()
         target = Target(f"{self.name}-{size}", body, conditioner, codec, SAMPLING, row_end=end)
         return target.eval().requires_grad_(False)
@@ -297,9 +296,9 @@ ANOLE = ImageFormat(
     prefix="",
     suffix=(END_TURN, BEGIN_IMAGE),
     null=(BEGIN_TEXT, BEGIN_IMAGE),
-    rows=32,
+    rows=32,  # 512 pixels
     cols=32,
-)  # 512 px
+)
 
 
 def load_tokenizer(
@@ -311,7 +310,7 @@ def load_tokenizer(
     Raises:
         WeightsError: the file is missing or not a tokenizer, or it lacks one of `special_tokens`.
     """
-    # lazy: the import takes seconds and other families skip it
+    # Imported here: the import takes seconds, and other families do not need it.
     from transformers import PreTrainedTokenizerFast
 
     path = Path(path)
@@ -398,12 +397,11 @@ class ChameleonFamily(Family):
     def _geometry(self) -> dict[str, Any]:
         """The transformer's config as far as prompts and images determine it."""
         image = self.image
-        row_ends = image.row_end is not None
         return {
             "prompt_len": self.prompt_tokens,
             "rows": image.rows,
             "cols": image.cols,
-            "row_ends": row_ends,
+            "row_ends": image.row_end is not None,
         }
 
 

@@ -144,8 +144,8 @@ class TokenPrompts(nn.Module):
 
     Args:
         words: the embedding [W, D] of all ids.
-        prompt_len: P.
-        encode: a caption to the ids of its whole prompt.
+        prompt_len: number P of prompt positions.
+        encode: returns the ids of a caption's whole prompt.
         null: ids of the unconditional prompt.
         padding: the id of masked positions.
     """

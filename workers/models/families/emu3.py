@@ -38,7 +38,7 @@ LINE_END = "<|extra_200|>"
 def build_prompts(
     words: nn.Embedding, prompt_len: int, tokenizer: HFTokenizer, rows: int, cols: int
 ) -> TokenPrompts:
-    """Captions to prompts for images of rows x cols codes.
+    """The conditioner that turns captions into prompts for images of rows x cols codes.
 
     Raises:
         WeightsError: another model's tokenizer, or the negative prompt is too long.
@@ -57,10 +57,10 @@ def build_prompts(
 
 
 class Emu3Codec(HFCodec):
-    """The model's own VQ decoder. mean, deviation [3]: its images were normalised with them."""
+    """The model's own VQ decoder."""
 
-    mean: Tensor
-    deviation: Tensor
+    mean: Tensor  # [3, 1, 1] mean by channel with which training images were normalised
+    deviation: Tensor  # [3, 1, 1] their standard deviation
 
     def __init__(self, vq: Any, mean: Sequence[float], deviation: Sequence[float]) -> None:
         super().__init__(vq)

@@ -41,7 +41,7 @@ class JanusPrompts(TokenPrompts):
 
     def null(self, prompt: Prompt) -> Prompt:
         inner = prompt.valid & prompt.valid.roll(1, 1)
-        # the first token has no valid one before it; the last is last
+        # `roll` wraps around: the first position is not inside. Neither is the last one.
         inner[:, 0] = False
         inner[:, -1] = False
         padding = self.words.weight[self._inner]
@@ -100,7 +100,7 @@ class Janus(Family):
         words = decoder.get_input_embeddings()
         codec = JanusCodec(model.vqmodel)
         assert isinstance(words, nn.Embedding)
-        # two linear layers: its logits are accumulated in fp32
+        # As a sequence of linear layers the head's logits are accumulated in fp32.
         head = nn.Sequential(*model.generation_head.children())
         body = HFDecoder(config, decoder, code_embeddings, head)
         conditioner = JanusPrompts(words, self.prompt_tokens, tokenizer)

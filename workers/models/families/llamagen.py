@@ -67,9 +67,9 @@ _TRANSFORMER_NAME = re.compile(
 )
 _VQ_NAME = re.compile(r"\bvq_ds(?P<factor>8|16)_(?P<kind>c2i|t2i)")
 
-# text: the settings of the official demo; class: the official guidance scale without top-k, as in
-# the LANTERN paper
+# The sampling of the official demo.
 TEXT_SAMPLING = Sampling(temperature=1.0, top_k=1000, cfg=7.5)
+# The official guidance scale without top-k, as in the LANTERN paper.
 CLASS_SAMPLING = Sampling(temperature=1.0, top_k=0, cfg=4.0)
 
 
@@ -190,14 +190,16 @@ def _published_entries() -> dict[str, dict[str, Any]]:
         "llamagen-xl-stage2": {**text, "transformer": "t2i_XL_stage2_512.pt", "image_size": 512},
     }
     for size in ("B", "L", "XL", "XXL", "3B"):
-        for side in (256, 384) if size in ("B", "L") else (384,):
+        sides = (256, 384) if size in ("B", "L") else (384,)
+        for side in sides:
             keys = {
                 "transformer": f"c2i_{size}_{side}.pt",
                 "vq": "vq_ds16_c2i.pt",
                 "size": size,
                 "image_size": side,
             }
-            entries[f"llamagen-{size.lower()}-c2i" + ("-256" if side == 256 else "")] = keys
+            suffix = "-256" if side == 256 else ""
+            entries[f"llamagen-{size.lower()}-c2i{suffix}"] = keys
     return entries
 
 
@@ -205,9 +207,11 @@ def _hub_entries() -> dict[str, dict[str, Any]]:
     """The same entries with the files' places on the Hugging Face Hub, and LANTERN's drafters."""
     entries = _published_entries()
     for keys in entries.values():
-        repo = "peizesun/llamagen_t2i" if "text" in keys else "FoundationVision/LlamaGen"
+        repo = "FoundationVision/LlamaGen"
+        if "text" in keys:
+            repo = "peizesun/llamagen_t2i"
+            keys["text"] = "hf://google/flan-t5-xl"
         keys |= {key: f"hf://{repo}/{keys[key]}" for key in ("transformer", "vq")}
-        keys |= {"text": "hf://google/flan-t5-xl"} if "text" in keys else {}
     for name, drafter in (("stage1", "llamagen_drafter"), ("stage2", "llamagen2_drafter")):
         entries[f"llamagen-xl-{name}"]["drafters"] = {"eagle": f"hf://jadohu/{drafter}"}
     return entries
@@ -260,10 +264,9 @@ class LlamaGen(Family):
         embedding, mappings = _naming(tensors, self.transformer)
         codes, width = tensors[embedding].shape
         label, size = self._find_size(width, _count_layers(tensors))
+        text = None
         if any(".cap_proj." in name for name in tensors):
             text = self._text_encoder(device, dtype)
-        else:
-            text = None
         names = () if self.class_names is None else read_class_names(self.class_names)
         codec = load_vq16(self.vq, codes)
         side = self._grid_side(codec.config.factor)
@@ -320,7 +323,7 @@ class LlamaGen(Family):
         )
 
     def _grid_side(self, pixels: int) -> int:
-        """Codes along a side of an image. pixels: the side of a code."""
+        """Codes along a side of an image, each of `pixels` pixels along a side."""
         if self.image_size % pixels:
             raise ValueError(
                 f"image_size {self.image_size} must be a multiple of {pixels} (LlamaGen: 256, 384 "
@@ -343,8 +346,8 @@ class LlamaGen(Family):
         return encoder
 
     def _find_size(self, dim: int, layers: int) -> tuple[str, LlamaGenSize]:
-        """Label and sizes: with the given number of heads, or of the published model with this
-        width and depth.
+        """Label and sizes of a model with this width and depth: a published one, or with the given
+        number of heads.
         """
         mismatch = f"{self.transformer}: width {dim} and {layers} layers are not"
         if self.heads is not None:

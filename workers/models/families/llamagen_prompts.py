@@ -15,7 +15,7 @@ from workers.models.target import Prompt
 from workers.models.text import CAPTION_TOKENS, T5Encoder, TextEncoder
 
 CAPTION_DIM = 2048  # width of the T5 features (flan-t5-xl)
-CLASSES = 1000  # ImageNet's
+CLASSES = 1000  # classes of ImageNet
 
 
 class ClassConditioner(nn.Module):
@@ -72,12 +72,12 @@ class CaptionConditioner(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(CAPTION_DIM, dim, bias=False)
         self.fc2 = nn.Linear(dim, dim, bias=False)
-        # NaN until it is loaded, so that a file without it cannot go unnoticed
+        # NaN until it is loaded, so that a file without it is noticed.
         self.register_buffer(
             "uncond_embedding", torch.empty(CAPTION_TOKENS, CAPTION_DIM).fill_(torch.nan)
         )
-        # in a tuple, because an encoder that is a module must not be a submodule: it has its own
-        # dtype and device
+        # In a tuple, because an encoder that is a module must not become a submodule: it has its
+        # own dtype and device.
         self._encoder = (encoder,)
         self.encoder_bytes: int = getattr(encoder, "bytes", 0)
 

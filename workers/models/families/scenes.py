@@ -29,8 +29,8 @@ from workers.models.vq import load_vq
 BUILTIN = Path(__file__).parents[1] / "builtin" / "scenes"
 BUILTIN_PARTS = ("tokenizer", "target", "eagle", "eagle3", "medusa", "independent")
 
-#: Where vanilla decoding of the built-in model is best (`python -m benchmarks.sampling` measures
-#: it).
+# Where vanilla decoding of the built-in model is best (`python -m benchmarks.sampling` measures
+# it).
 SAMPLING = Sampling(temperature=1.0, cfg=1.5)
 
 
@@ -98,7 +98,9 @@ class Scenes(Family):
                 f"{folder}: the tokenizer has {codec.config.codebook_size} codes, the target "
                 f"{body.config.vocab_size}; train the target on this tokenizer's tokens"
             )
-        sampling = Sampling.from_mapping(config["sampling"]) if "sampling" in config else SAMPLING
+        sampling = SAMPLING
+        if "sampling" in config:
+            sampling = Sampling.from_mapping(config["sampling"])
         target = Target(config.get("name", folder.name), body, model.conditioner, codec, sampling)
         return target.to(device).eval().requires_grad_(False)
 
