@@ -19,16 +19,10 @@ from orchestrator.store import databases, files
 from orchestrator.store.records import read_trials
 from orchestrator.text import without_credentials
 from orchestrator.views import notices
-from orchestrator.views.mlflow_client import (
-    database_problem,
-    default_uri,
-    is_database,
-    local_database,
-)
+from orchestrator.views.mlflow_client import check_database, default_uri, is_database
 from orchestrator.views.study import check_study, check_url, damaged_line, default_journal
 from search_spaces.paths import check_utf8
 from workers.data.shards import FORMAT
-from workers.data.storage import Storage
 from workers.metrics.registry import uses_timings
 from workers.runtime.process import cores
 
@@ -173,25 +167,23 @@ def check_owners(found: Inspection) -> None:
     ):
         # a damaged one is rebuilt from the trials' records
         check_study(str(journal), name, found.directions, sweep_id)
-    _check_tracking_database(tracking, storage)
+    _check_tracking_database(tracking)
 
 
-def _check_tracking_database(uri: str, storage: Storage) -> None:
-    """Refuse a database of another program than MLflow. Whether a server responds does not matter
-    yet.
+def _check_tracking_database(uri: str) -> None:
+    """Refuse a damaged database, and one of another program than MLflow. Whether a server responds
+    does not matter yet.
     """
     from sqlalchemy.exc import SQLAlchemyError
 
     if not is_database(uri):
         return
     try:
+        check_database(uri)
         databases.has_tables(uri, databases.MLFLOW)
     except (SQLAlchemyError, ImportError):  # logging is delayed, the sweep is not
         return
     except ValueError as error:
-        database = local_database(uri)
-        if uri == default_uri(storage) and database and database_problem(database):
-            return  # set aside when the sweep is logged
         raise ValueError(f"--tracking-uri {without_credentials(uri)}: {error}") from error
 
 

@@ -34,12 +34,10 @@ from orchestrator.views.follower import Ending, View
 from orchestrator.views.mlflow_client import (
     RUN_STATUS,
     TrackingError,
+    check_artifact_folder,
     connect,
     ensure_experiment,
     explain_error,
-    public_uri,
-    replace_damaged_database,
-    was_moved,
 )
 from orchestrator.views.mlflow_page import MlflowLocation, describe_run, shared_views
 from orchestrator.views.mlflow_place import TrackingPlace
@@ -104,7 +102,7 @@ class MlflowView(View[Sweep]):
         self._storage = storage
         self._is_running = is_running
         self._resources = ExitStack()
-        self._is_open = self._is_moved = False
+        self._is_open = False
         self._trial_runs: dict[int, _TrialRun] | None = None  # None if they must be read again
         self._experiment_id = self._parent = ""
         self._views: dict[str, str] = {}  # the experiment's tags
@@ -112,11 +110,11 @@ class MlflowView(View[Sweep]):
     def update(self, source: Sweep) -> None:
         """Log what is new and update what changed."""
         if not self._is_open:
-            with ExitStack() as resources:  # without a usable database, the lock is released
+            # where the place cannot be written, the lock is released
+            with ExitStack() as resources:
                 resources.enter_context(sole_writer(self._storage))
                 if self._is_running:
                     self._place.write(self._storage, source.identity.name)
-                self.notes += replace_damaged_database(self._storage, self.uri)
                 self._is_open = True
                 self._resources = resources.pop_all()
         trial_runs = self._read_experiment(source) if self._trial_runs is None else self._trial_runs
@@ -183,15 +181,8 @@ class MlflowView(View[Sweep]):
         name = self._place.experiment_of(sweep.identity.name)
         self._experiment_id = ensure_experiment(self._client, self.uri, name)
         experiment = self._client.get_experiment(self._experiment_id)
-        artifacts = experiment.artifact_location
+        check_artifact_folder(self.uri, experiment.artifact_location)
         self._views = dict(experiment.tags)
-        self._is_moved = was_moved(self.uri, artifacts)
-        if self._is_moved:
-            self.notes.append(
-                f"{public_uri(self.uri)}: was moved, and its pictures belong to {artifacts}; to "
-                "log them here, move the database away, and log its sweeps again with "
-                "`specfrontier sync`"
-            )
         parents, groups = find_runs(self._client, self._experiment_id, sweep)
         if parents:
             self._parent = self._keep_one(parents).info.run_id
@@ -305,8 +296,7 @@ class MlflowView(View[Sweep]):
             Path(folder, "config.yaml").write_text(
                 config_file.trial_text(sweep.identity, record), "utf-8"
             )
-        if not self._is_moved:
-            self._client.log_artifacts(run_id, folder)
+        self._client.log_artifacts(run_id, folder)
 
     def _download(self, names: Mapping[str, str], folder: Path) -> None:
         """Copy files of the store (name in MLflow -> name in the store) to a folder, with

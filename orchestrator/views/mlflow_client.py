@@ -19,7 +19,6 @@ import urllib.request
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from datetime import UTC, datetime
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +41,6 @@ RUN_STATUS: Mapping[Ending, str] = {
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 _DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of the sweeps
 _SQLITE = "sqlite:///"
-_COMPANIONS = ("", "-journal", "-wal", "-shm")  # SQLite's files of a database
 # else MLflow asks whether it is for GenAI
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _MAX_PROBLEM = 400  # characters
@@ -78,6 +76,8 @@ _ENVIRONMENT = {
     "DO_NOT_TRACK": "true",
     "GIT_PYTHON_REFRESH": "quiet",
 }
+# what to do about a database that cannot be used
+_REBUILD = "move it away, and `specfrontier sync SWEEP` logs each of its sweeps to a new one"
 _APP = "specfrontier"  # the entry point of orchestrator/views/mlflow_app.py
 
 
@@ -129,13 +129,19 @@ def artifact_folder(uri: str) -> Path | None:
     return None if database is None else database.parent / _ARTIFACTS
 
 
-def was_moved(uri: str, artifacts: str) -> bool:
-    """Whether a local database was moved or copied after an experiment had got this folder for its
-    artifacts.
+def check_artifact_folder(uri: str, artifacts: str) -> None:
+    """Refuse a local database that was moved or copied after one of its experiments had got this
+    folder for its artifacts.
+
+    Raises:
+        TrackingError: it was.
     """
     folder = artifact_folder(uri)
     other = Path(artifacts).parent
-    return folder is not None and other.name == folder.name and other.resolve() != folder.resolve()
+    if folder is not None and other.name == folder.name and other.resolve() != folder.resolve():
+        raise TrackingError(
+            f"{local_database(uri)}: was moved, and its pictures belong to {artifacts}; {_REBUILD}"
+        )
 
 
 def credential_source() -> str:
@@ -182,7 +188,7 @@ def _create_database(uri: str) -> None:
     when it is complete.
 
     Raises:
-        ValueError: the database has the tables of another program.
+        ValueError: the database is damaged, or has the tables of another program.
     """
     os.environ.update(_NO_RETRIES | without_proxy())  # before MLflow is imported
     for key, value in _DEFAULTS.items():
@@ -191,6 +197,7 @@ def _create_database(uri: str) -> None:
         return
     if (database := local_database(uri)) is not None:
         database.parent.mkdir(parents=True, exist_ok=True)
+        check_database(uri)
     # a server's may be half made by another process
     if database is not None and databases.has_tables(uri, databases.MLFLOW):
         return
@@ -246,50 +253,24 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str) -> str:
     return str(found.experiment_id)
 
 
-def replace_damaged_database(storage: Storage, uri: str) -> list[str]:
-    """Set the default database aside if SQLite cannot read it, so that the next connection creates
-    another; returns a sentence about it. Of several processes, one does so.
+def check_database(uri: str) -> None:
+    """Refuse a local database that SQLite cannot read. One that another process locks passes.
 
     Raises:
-        TrackingError: a damaged database that is not the default one, which may hold more than
-            sweeps.
+        TrackingError: it is damaged.
     """
     database = local_database(uri)
-    if database is None or database_problem(database) is None:
-        return []
-    with databases.sole_creator(uri):
-        if (problem := database_problem(database)) is None:
-            return []
-        if uri != default_uri(storage):
-            raise TrackingError(
-                f"{database}: damaged ({problem}); restore it, or move it away and log the sweep "
-                "again"
-            )
-        suffix = f".damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}"
-        for companion in _COMPANIONS:
-            path = database.with_name(database.name + companion)
-            if path.exists():
-                path.rename(path.with_name(path.name + suffix))
-    return [
-        f"{database}: damaged ({problem}); kept as {database.name}{suffix}, and this sweep is "
-        "logged to a new database. Log the other sweeps of the folder with `specfrontier sync`"
-    ]
-
-
-def database_problem(database: Path) -> str | None:
-    """Why SQLite cannot read a database; None if it can, if another process locks it, or if there
-    is none.
-    """
-    if not database.exists():
-        return None
+    if database is None or not database.exists():
+        return
     try:
         with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as connection:
-            found = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
+            problem = str(connection.execute("PRAGMA quick_check(1)").fetchone()[0])
     except sqlite3.OperationalError:
-        return None
+        return
     except sqlite3.DatabaseError as error:
-        return str(error)
-    return None if found == "ok" else found
+        problem = str(error)
+    if problem != "ok":
+        raise TrackingError(f"{database}: damaged ({problem}); {_REBUILD}")
 
 
 @contextmanager

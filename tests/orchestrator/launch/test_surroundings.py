@@ -290,12 +290,18 @@ def test_a_database_with_tables_of_its_program_passes(empty_database: Path) -> N
     assert files() == before
 
 
-def test_a_damaged_default_database_of_mlflow_is_not_refused() -> None:
-    """It is set aside when the sweep is logged."""
+def test_a_damaged_database_of_mlflow_is_refused() -> None:
     Path("sweeps/mlflow.db").write_bytes(
         b"no database, but long enough to be told from an empty one" * 20
     )
-    check(None, f"sqlite:///{Path('sweeps/mlflow.db').absolute()}")
+    message = refusal(None, f"sqlite:///{Path('sweeps/mlflow.db').absolute()}")
+    for part in (
+        "--tracking-uri",
+        "sweeps/mlflow.db: damaged",
+        "move it away",
+        "specfrontier sync",
+    ):
+        assert part in message
 
 
 @pytest.mark.parametrize(

@@ -70,15 +70,6 @@ def test_sweeps_that_are_logged_at_once_share_a_new_database(
     assert printed == [str(sync_result(TRIALS, 0))] * len(NAMES)
 
 
-def test_a_damaged_database_is_set_aside_once(tmp_path: Path) -> None:
-    folder = tmp_path / "sweeps"
-    storages = sweeps(folder)
-    (folder / "mlflow.db").write_bytes(b"not a database, but long enough for SQLite to notice" * 20)
-    printed = sync_together(storages, "", tmp_path)
-    assert printed == [str(sync_result(TRIALS, 0))] * len(NAMES)
-    assert sum(".damaged-" in name for name in files_in(folder)) == 1
-
-
 @pytest.mark.parametrize(
     "url", [lambda folder: "", lambda folder: f"sqlite:///{folder}/deep/own.db?timeout=30"]
 )
