@@ -38,7 +38,7 @@ from orchestrator.report.trials import (
     metric_title,
     page_trials,
 )
-from orchestrator.store import checked_text, config_file, files
+from orchestrator.store import config_file, files
 from orchestrator.store.names import Form
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED
 from orchestrator.store.sweep import Sweep
@@ -74,7 +74,7 @@ def write_report(
             fails.
     """
     page = report_page(storage, note, decode=decode, device=device, batch=batch)
-    storage.write(files.REPORT, checked_text.dump_text(page, checked_text.HTML_COMMENT))
+    storage.write(files.REPORT, page.encode())
     return files.REPORT
 
 

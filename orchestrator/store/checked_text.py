@@ -1,6 +1,6 @@
-"""Text files and JSON lines files with checksums, so that a changed or cut file is noticed.
+"""YAML files and JSON lines files with checksums, so that a changed or cut file is noticed.
 
-A text file's first line is a comment with a checksum of the rest: `# checksum: 9d2c61a0b7e35f48`.
+A YAML file's first line is a comment with a checksum of the rest: `# checksum: 9d2c61a0b7e35f48`.
 A file without such a line was written by somebody else and is read as it is. A JSON lines file has
 one object with a checksum per line, and is only appended to.
 """
@@ -19,30 +19,27 @@ from workers.data.checked_json import dump_checked, load_checked
 from workers.data.files import open_regular
 from workers.data.storage import Storage
 
-# what is before and after a comment
-YAML_COMMENT = ("# ", "")
-HTML_COMMENT = ("<!-- ", " -->")
-_LINE = re.compile(r"checksum: ([0-9a-f]{16})")
+_LINE = re.compile(r"# checksum: ([0-9a-f]{16})")
 
 
-def dump_text(text: str, comment: tuple[str, str]) -> bytes:
-    """The text in UTF-8 below its checksum."""
-    return f"{comment[0]}checksum: {_digest(text)}{comment[1]}\n{text}".encode()
+def dump_yaml(text: str) -> bytes:
+    """The text of a YAML file in UTF-8 below its checksum."""
+    return f"# checksum: {_digest(text)}\n{text}".encode()
 
 
-def load_text(data: bytes, comment: tuple[str, str]) -> str:
-    """The text without its checksum.
+def load_yaml(data: bytes) -> str:
+    """The text of a YAML file without its checksum.
 
     Raises:
         ValueError: changed since it was written, or not UTF-8.
     """
     text = data.decode()
     first, _, rest = text.partition("\n")
-    is_comment = first.startswith(comment[0]) or comment[0].startswith(first)  # it may be cut
+    is_comment = first.startswith("# ") or "# ".startswith(first)  # it may be cut
     if not is_comment and "checksum" not in first:
         return text
-    found = _LINE.search(first)
-    if found is None or f"{comment[0]}{found[0]}{comment[1]}" != first or _digest(rest) != found[1]:
+    found = _LINE.fullmatch(first)
+    if found is None or _digest(rest) != found[1]:
         raise ValueError("changed since it was written: its checksum differs")
     return rest
 

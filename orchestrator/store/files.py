@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from orchestrator.store.checked_text import YAML_COMMENT, dump_text, load_text
+from orchestrator.store.checked_text import dump_yaml, load_yaml
 from search_spaces.documents import read_document
 from search_spaces.params import ConfigError
 from workers.data.shards import TIMINGS
@@ -135,7 +135,7 @@ def remove_unfinished(storage: Storage) -> int:
 
 
 def write_sweep_text(storage: Storage, text: str) -> None:
-    storage.write(SWEEP, dump_text(text, YAML_COMMENT))
+    storage.write(SWEEP, dump_yaml(text))
 
 
 def read_sweep_text(storage: Storage) -> str:
@@ -145,7 +145,7 @@ def read_sweep_text(storage: Storage) -> str:
         ValueError: the file is damaged.
     """
     try:
-        return load_text(storage.read(SWEEP), YAML_COMMENT) if storage.exists(SWEEP) else ""
+        return load_yaml(storage.read(SWEEP)) if storage.exists(SWEEP) else ""
     except ValueError as error:
         problem = (
             f"{storage.locate(SWEEP)}: damaged ({error}); remove it: `launch SPACE --resume` "

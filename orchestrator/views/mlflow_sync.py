@@ -14,7 +14,6 @@ from orchestrator.views.mlflow import MlflowView, find_runs, write_shared_views
 from orchestrator.views.mlflow_client import as_tracking_error, connect
 from orchestrator.views.mlflow_page import MlflowLocation
 from orchestrator.views.mlflow_place import TrackingPlace
-from orchestrator.views.tables import replace_damaged
 from workers.data.storage import Storage
 
 
@@ -36,7 +35,7 @@ def sync(
     """Log every trial that MLflow lacks, complete interrupted runs, and close the run of a sweep
     that has ended.
 
-    note: called with a sentence about each damaged file that is replaced.
+    note: called with a sentence about each damaged picture, which is not logged.
 
     Raises:
         TrackingError: there is no sweep, MLflow cannot be reached or refuses, or another process is
@@ -45,7 +44,6 @@ def sync(
     view = MlflowView(storage, uri, experiment, is_running=False)
     with as_tracking_error(view.uri), ExitStack() as resources:
         resources.callback(view.close)
-        view.notes += replace_damaged(storage)
         sweep = Sweep.open(storage)
         resources.callback(lambda: [note(text) for text in view.notes])
         view.update(sweep)

@@ -4,24 +4,18 @@ about it.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from orchestrator.report.page import write_report
 from orchestrator.store.checked_text import append_line
 from orchestrator.store.files import (
-    FRONT_PLOT,
     FRONT_TABLE,
-    REPORT,
     SWEEP,
     read_sweep_text,
     read_table,
     write_sweep_text,
 )
-from orchestrator.store.sweep import Sweep
-from orchestrator.views.tables import replace_damaged, write_tables
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
@@ -113,18 +107,6 @@ def test_a_missing_table_is_named_once(store: Path) -> None:
     assert str(caught.value).count(str(store)) == 1
 
 
-def test_sync_writes_a_damaged_table_anew(store: Path) -> None:
-    write_tables(Sweep.open(Storage(store)))
-    table = store / FRONT_TABLE
-    whole = table.read_bytes()
-    table.write_bytes(whole[:50] + bytes([whole[50] ^ 4]) + whole[51:])
-    result = specfrontier("sync", str(store), "--json")
-    assert result.code == 0
-    assert result.err.count(FRONT_TABLE) == 1
-    assert json.loads(result.out)["logged"] == 4
-    assert read_table(Storage(store), FRONT_TABLE).num_rows > 0
-
-
 @pytest.mark.parametrize("command", [("status",), ("report",), ("sync",)], ids=" ".join)
 def test_a_changed_digit_in_sweep_yaml_is_refused(store: Path, command: tuple[str, ...]) -> None:
     storage = Storage(store)
@@ -143,17 +125,3 @@ def test_the_report_names_a_damaged_picture(store: Path) -> None:
     result = specfrontier("report", str(store))
     assert result.code == 0
     assert f"{picture}:damaged" in "".join(result.err.split())
-
-
-def test_a_damaged_plot_or_report_is_not_logged(store: Path) -> None:
-    write_tables(Sweep.open(Storage(store)))
-    write_report(Storage(store))
-    assert replace_damaged(Storage(store)) == []
-    whole = {name: (store / name).read_bytes() for name in (FRONT_PLOT, REPORT)}
-    for name, data in whole.items():
-        (store / name).write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
-    notes = replace_damaged(Storage(store))
-    assert [name in note for name, note in zip(whole, notes, strict=True)] == [True, True]
-    assert (store / FRONT_PLOT).read_bytes() == whole[FRONT_PLOT]
-    assert not (store / REPORT).exists()
-    assert (store / f"{REPORT}.damaged").exists()
