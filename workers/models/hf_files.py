@@ -67,8 +67,9 @@ def load_pretrained(
     check_dtypes(
         tensors, [n for n in tensors if n in slots and slots[n].is_floating_point()], where=folder
     )
-    _check_report(folder, _compare(model, tensors, renamed))
-    if not is_shapes_only():
+    if is_shapes_only():
+        _check_report(folder, _compare(model, tensors, renamed))
+    else:
         model = _load_values(folder, model_class, config, tensors)
     for name, parameter in model.named_parameters():
         if not keep or keep not in name:
@@ -95,7 +96,8 @@ def _load_values(folder: Path, model_class: Any, config: Any, tensors: Tensors) 
     """The model with the folder's values, read by the library.
 
     Raises:
-        WeightsError: the library cannot load it, or values are not finite.
+        WeightsError: the library cannot load it, tensors are missing, unknown or of another size,
+            or values are not finite.
     """
     state = {name: with_wide_floats(value) for name, value in tensors.items()}
     is_changed = tensors.is_renamed or any(state[name] is not tensors[name] for name in state)
@@ -130,7 +132,8 @@ def _load_values(folder: Path, model_class: Any, config: Any, tensors: Tensors) 
 
 
 def _compare(model: Any, tensors: Mapping[str, Tensor], renamed: bool) -> dict[str, list[str]]:
-    """Mismatches between a folder's tensors and a model, in the form of the library's own report.
+    """Mismatches between a folder's tensors and a model, in the form of the report that the library
+    gives when it loads values.
 
     With `renamed`, names that are missing and names that are unknown are not reported if there are
     both: the library may rename old ones while it loads.
