@@ -155,7 +155,7 @@ def empty_database(shared_folder: Path) -> Path:
     folder = shared_folder / "empty"
     with FileLock(shared_folder / "empty.lock"):
         if not folder.exists():
-            write_sweep(folder / "none", 0, failed=())
+            write_sweep(folder / "none", 0, name="none", failed=())
             printed = sync_in_child(Storage(str(folder / "none")), folder / "output")
             assert printed == "SyncResult(logged=0, already=0)"
     return folder / "mlflow.db"

@@ -12,8 +12,8 @@ spent on the front. If `enqueue` has no shape but vanilla's, none are left: timi
 would take more images, and the state of the machine is assumed until the last session (see
 `workers.metrics.costs`). With one shape, the second session has the anchor.
 
-Sessions are numbered in the order of the trials' numbers, whatever the workers do. So a sweep that
-is resumed has the same ones.
+Sessions are numbered in the order of the trials' numbers, whatever the workers do, and one in the
+place of a session that failed has the same number. So a sweep that is resumed has the same ones.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from search_spaces.trial import DecodingConfig, StepShape
 from workers.data.shards import TIMINGS, TimingSession, plan_session, session_groups
 from workers.metrics.registry import uses_timings
 
-_MAX_REPLACED = 64  # sessions, among which that of a stored trial is looked for
-
 PlanSession = Callable[[Sequence[DecodingConfig], int], Task]
 
 
@@ -47,10 +45,9 @@ class Sessions:
     def __init__(self, sweep: SweepConfig, vanilla: DecodingConfig, plan: PlanSession) -> None:
         self._plan = plan
         self._is_needed = uses_timings(sweep.requested_metrics)
-        self._made: list[Task] = []
-        self._count = 0  # of those that were made or failed
+        self._made: dict[str, Task] = {}  # by name
+        self._count = 0  # of those that were planned, without those in the place of others
         self._of_shape: dict[StepShape, Task] = {}
-        self._kept: dict[str, Task | None] = {}  # of earlier launches, by file
         self._anchor: DecodingConfig | None = None
         self._left = _images_left(0, ())
         self._vanilla = vanilla.shape
@@ -61,7 +58,7 @@ class Sessions:
     @property
     def made(self) -> list[Task]:
         """Those of all trials so far."""
-        return list(self._made)
+        return list(self._made.values())
 
     def of(self, config: DecodingConfig) -> tuple[Task, ...]:
         """The sessions that price a trial, that of its shape last; empty if no metric needs them.
@@ -70,12 +67,9 @@ class Sessions:
         """
         if not self._is_needed:
             return ()
-        while self._first:
-            self._add(self._first.pop(0))
-        if config.shape not in self._of_shape:
-            self._add([config])
-        own = self._of_shape[config.shape]
-        return (*(session for session in self._made if session != own), own)
+        own = self._session_of(config)
+        self._made.setdefault(own.name, own)  # one that failed is tried again
+        return (*(session for name, session in self._made.items() if name != own.name), own)
 
     def keep(self, config: DecodingConfig, files: Collection[str]) -> None:
         """Add the session of a trial that an earlier launch finished, which is not the planned one
@@ -83,31 +77,16 @@ class Sessions:
 
         files: the trial's. Call it in the order of the trials' numbers, as `of`.
         """
-        name = next((file for file in files if file.startswith(TIMINGS)), None)
-        planned = self.of(config)
-        if name is None or not planned or name == planned[-1].name:
+        if not self._is_needed:
             return
-        self._made = [session for session in self._made if session != planned[-1]]
-        if name not in self._kept:
-            self._kept[name] = found = self._find(config, name)
-            self._made += [found] if found else []
-        self._of_shape[config.shape] = self._kept[name] or planned[-1]
-
-    def _find(self, config: DecodingConfig, name: str) -> Task | None:
-        """The session of a config, next to vanilla or the anchor as well, whose file has this
-        name.
-        """
-        alone = self._alone(config)
-        anchor = [self._anchor] if self._anchor else []
-        numbers = range(self._count + _MAX_REPLACED)
-        sessions = (
-            self._plan([*others, *alone], number) for number in numbers for others in ([], anchor)
-        )
-        return next((session for session in sessions if session.name == name), None)
-
-    def _alone(self, config: DecodingConfig) -> list[DecodingConfig]:
-        """The settings besides vanilla of a session for one config."""
-        return [] if config.shape == self._vanilla else [config]
+        own = self._session_of(config)
+        name = next((file for file in files if file.startswith(TIMINGS)), own.name)
+        if name == own.name:
+            return
+        self._made.pop(own.name, None)
+        alone = self._alone(config.shape, own)
+        if alone.name == name:
+            self._made[name] = self._of_shape[config.shape] = alone
 
     def without(
         self, config: DecodingConfig, sessions: Sequence[Task], lost: Collection[str]
@@ -117,32 +96,44 @@ class Sessions:
         """
         if not sessions:
             return ()
-        left = [session for session in sessions if session.name not in lost]
+        for name in lost:
+            self._made.pop(name, None)
         own = sessions[-1]
-        self._made = [session for session in self._made if session.name not in lost]
-        if own in left:
+        left = [session for session in sessions if session.name not in lost]
+        if own.name not in lost:
             return tuple(left)
-        known = self._of_shape.get(config.shape, own)
-        if known == own or known.name in lost:
-            known = self._plan_next(self._alone(config))
-        self._of_shape[config.shape] = known
-        is_alone = len(own.payload["configs"]) <= 1 + len(self._alone(config))
-        return () if is_alone else (*left, known)
+        alone = self._alone(config.shape, own)
+        if alone.name == own.name:
+            return ()
+        self._made[alone.name] = self._of_shape[config.shape] = alone
+        return (*left, alone)
+
+    def _session_of(self, config: DecodingConfig) -> Task:
+        """The session of a config's shape, which is planned if it is the first with this shape."""
+        while self._first:
+            self._add(self._first.pop(0))
+        if config.shape not in self._of_shape:
+            self._add([config])
+        return self._of_shape[config.shape]
+
+    def _alone(self, shape: StepShape, failed: Task) -> Task:
+        """The session of vanilla and this shape alone in the place of one that failed. It has its
+        number, so that all others keep theirs.
+        """
+        configs = map(DecodingConfig.from_mapping, failed.payload["configs"][1:])
+        own = [config for config in configs if config.shape == shape]
+        return self._plan(own, failed.payload["number"])
 
     def _add(self, configs: Sequence[DecodingConfig]) -> None:
         self._left += 2 * len(configs) - (1 + len(configs))
         others = [self._anchor] if self._anchor and self._left > 0 else []
         self._left -= len(others)
-        session = self._plan_next([*others, *configs])
+        session = self._plan([*others, *configs], self._count)
+        self._count += 1
+        self._made[session.name] = session
         self._of_shape |= dict.fromkeys((config.shape for config in configs), session)
         self._of_shape.setdefault(self._vanilla, session)
         self._anchor = self._anchor or next(iter(configs), None)
-
-    def _plan_next(self, configs: Sequence[DecodingConfig]) -> Task:
-        session = self._plan(configs, self._count)
-        self._count += 1
-        self._made.append(session)
-        return session
 
 
 def session_of(

@@ -86,14 +86,24 @@ def test_a_trial_is_priced_by_the_sessions_up_to_its_own(tmp_path: Path) -> None
     )
 
 
+def is_shared(number: int) -> Callable[[Task], bool]:
+    """Whether a task is the session of this number, and not one that takes its place."""
+
+    def is_it(task: Task) -> bool:
+        return (
+            task.kind == "timing"
+            and task.payload["number"] == number
+            and len(task.payload["configs"]) > 2
+        )
+
+    return is_it
+
+
 @pytest.mark.parametrize("permanent", [True, False], ids=["failed", "lost"])
 def test_a_session_that_fails_is_replaced_by_one_for_each_shape(
     permanent: bool, tmp_path: Path
 ) -> None:
-    def first(task: Task) -> bool:
-        return task.kind == "timing" and task.payload["number"] == 0
-
-    workers = Workers(first, permanent=permanent)
+    workers = Workers(is_shared(0), permanent=permanent)
     records = run(tmp_path, workers).records
     assert all(record.state == "complete" for record in records)
     alone = [found for found in sessions(workers) if len(found) < 3]
@@ -353,8 +363,8 @@ def test_a_finished_sweep_with_a_session_that_failed_adds_none(
 
     def fails(task: Task) -> bool:
         configs = task.payload.get("configs", [])
-        return task.kind == "timing" and (
-            task.payload["number"] == number or (chain and any(map(has_chain, configs)))
+        return is_shared(number)(task) or (
+            chain and task.kind == "timing" and any(map(has_chain, configs))
         )
 
     whole = launch(tmp_path, TimedWorkers(fault=fails, permanent=True))
@@ -364,13 +374,33 @@ def test_a_finished_sweep_with_a_session_that_failed_adds_none(
     assert results(again) == results(whole)
 
 
-def test_no_session_has_the_number_of_another_after_one_failed(tmp_path: Path) -> None:
-    """Two with equal settings and one number would be one file, which counted twice."""
-    workers = TimedWorkers(fault=lambda task: task.kind == "timing" and task.payload["number"] == 1)
-    timed = launch(tmp_path, workers)
-    assert len(timed.sessions) == len(
-        {task.name for task in workers.tasks if task.kind == "timing"}
-    )
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_session_that_fails_changes_no_other_one(number: int, tmp_path: Path) -> None:
+    """Those of later shapes keep their numbers, so that a sweep that is resumed looks for no other
+    ones.
+    """
+    whole = launch(tmp_path / "whole", TimedWorkers())
+    workers = TimedWorkers(fault=is_shared(number))
+    launch(tmp_path / "failed", workers)
+    planned = {task.name for task in workers.tasks if task.kind == "timing" and not task.about}
+    of_trials = {whole.sessions[each] for each in sorted(whole.sessions)[:-1]}
+    assert planned >= of_trials
+    replaced = [task for task in workers.tasks if task.name in planned - of_trials]
+    assert replaced
+    assert {task.payload["number"] for task in replaced} == {number}
+
+
+@pytest.mark.parametrize("results", range(2, 30, 3))
+def test_a_killed_sweep_whose_session_failed_has_the_same_sessions(
+    results: int, tmp_path: Path
+) -> None:
+    undisturbed = TimedWorkers(fault=is_shared(0))
+    launch(tmp_path / "other", undisturbed)
+    with pytest.raises(KeyboardInterrupt):
+        launch(tmp_path / "killed", before := TimedWorkers(fault=is_shared(0), left=results))
+    launch(tmp_path / "killed", after := TimedWorkers(fault=is_shared(0)))
+    names = {task.name for task in (*before.tasks, *after.tasks) if task.kind == "timing"}
+    assert names == {task.name for task in undisturbed.tasks if task.kind == "timing"}
 
 
 def test_a_sweep_that_its_hours_ended_times_its_front(
