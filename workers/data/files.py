@@ -13,6 +13,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -30,6 +31,8 @@ _TRANSIENT = re.compile(
 _GCS_LIMIT = "retry_limit_seconds"
 _GCS_RETRY_S = 4
 _S3_ATTEMPTS = 2  # each fails after 3 s without a byte
+_S3_TEXTS = ("scheme", "endpoint_override", "tls_ca_file_path")  # parameters of its URIs
+_S3_FLAGS = ("allow_bucket_creation", "allow_bucket_deletion", "allow_delayed_open")
 _ADVICE = (
     (_TRANSIENT, "check that the server runs and can be reached"),
     (
@@ -302,10 +305,25 @@ def connect(uri: str) -> tuple[FileSystem, str]:
         uri += f"{mark}{_GCS_LIMIT}={_GCS_RETRY_S}"
     found, path = fs.FileSystem.from_uri(uri)
     if found.type_name == "s3":
-        options = found.__reduce__()[1][0]  # the options that pickle would copy
-        retries = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
-        found = fs.S3FileSystem._reconstruct(options | {"retry_strategy": retries})
+        found = _with_few_attempts(uri, found.region)
     return found, path
+
+
+def _with_few_attempts(uri: str, region: str) -> FileSystem:
+    """The filesystem of an s3 URI that pyarrow accepts. A URI cannot set the number of attempts,
+    pyarrow's constructor can.
+    """
+    from pyarrow import fs
+
+    parts = urlsplit(uri)
+    given = dict(parse_qsl(parts.query))
+    options: dict[str, Any] = {key: given[key] for key in _S3_TEXTS if key in given}
+    options |= {key: given[key].lower() in ("true", "1") for key in _S3_FLAGS if key in given}
+    if parts.username:
+        options["access_key"] = unquote(parts.username)
+        options["secret_key"] = unquote(parts.password or "")
+    retries = fs.AwsStandardS3RetryStrategy(max_attempts=_S3_ATTEMPTS)
+    return fs.S3FileSystem(region=region, retry_strategy=retries, **options)
 
 
 def advice(error: Exception) -> str:

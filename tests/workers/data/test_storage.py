@@ -22,6 +22,7 @@ import pytest
 from pyarrow import fs
 
 from tests.fakes.waiting import HANG_S
+from workers.data import files
 from workers.data.files import hidden_name
 from workers.data.storage import Storage, StorageError, in_parallel
 
@@ -411,6 +412,22 @@ def test_a_server_that_does_not_respond_takes_seconds(scheme: str) -> None:
                 f"{scheme}://{user}@bucket/a?endpoint_override=127.0.0.1:{port}&{options}"
             ).check_bucket()
     assert time.monotonic() - start < HANG_S
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "s3://bucket/a?region=r",
+        "s3://a%2B:b%2Fc@bucket/x%20y/?region=r&scheme=http&endpoint_override=127.0.0.1:9",
+        "s3://key:secret@bucket?region=r&allow_bucket_creation=TRUE&allow_bucket_deletion=1",
+        "s3://key:secret@bucket/a?region=r&allow_delayed_open=true&tls_ca_file_path=/ca",
+    ],
+)
+def test_all_that_an_s3_uri_says_reaches_the_filesystem(given: str) -> None:
+    connected, path = files.connect(given)
+    plain, plain_path = fs.FileSystem.from_uri(given)
+    assert path == plain_path
+    assert pickle.dumps(connected) == pickle.dumps(plain)
 
 
 def test_a_scheme_has_no_case() -> None:
