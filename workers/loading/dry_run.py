@@ -41,7 +41,7 @@ class Work:
 
     flops: int = 0  # multiplications and additions of matrix products
     moved: int = 0  # bytes read and written
-    kernels: int = 0  # their number
+    kernels: int = 0  # number of kernels
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -78,8 +78,10 @@ class FusedAttention(TorchFunctionMode):
         mask = options.get("attn_mask")
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
         flops = 4 * query.numel() * key.shape[-2]
-        moved = size_of([query, key, value, out, *([] if mask is None else [mask])])
-        self.work += Work(flops, moved, 1)
+        operands = [query, key, value, out]
+        if mask is not None:
+            operands.append(mask)
+        self.work += Work(flops, size_of(operands), 1)
         return out
 
 
@@ -118,10 +120,9 @@ class Meter(TorchDispatchMode):
         options = kwargs or {}
         allocates, mutates = _effects(func)
         result = call_on_meta(func, args, options)
+        outputs = []
         if allocates:
             outputs = [leaf for leaf in _leaves([result]) if isinstance(leaf, Tensor)]
-        else:
-            outputs = []
         fresh = [tensor for tensor in outputs if self._track(tensor)]
         if fresh or mutates:
             self._count(func, args, options, result, fresh)
@@ -161,18 +162,19 @@ class Meter(TorchDispatchMode):
         self._counted += Work(flops, moved, 1)
 
 
-# Bytes of results, by the call; None: the call changes its first argument's values, and returns it
+# Shape, stride and type of a call's result, by the call's signature; None: the call changes its
+# first argument's values, and returns that argument.
 _shapes: dict[object, tuple[torch.Size, tuple[int, ...], torch.dtype] | None] = {}
 
 
 def call_on_meta(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
-    """The function's result. A call like an earlier one only allocates: most meta kernels take a
-    millisecond.
-
-    func: the operator that `__torch_dispatch__` gets.
+    """The result of an operator that `__torch_dispatch__` gets. A call like an earlier one only
+    allocates: most meta kernels take a millisecond.
     """
     allocates, mutates = _effects(func)
-    key = _signature(func, args, options) if allocates or mutates else None
+    key = None
+    if allocates or mutates:
+        key = _signature(func, args, options)
     if key in _shapes:
         shape = _shapes[key]
         if shape is None:
@@ -185,19 +187,18 @@ def call_on_meta(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -
     if mutates and result is args[0] and key == _signature(func, args, options):
         _shapes[key] = None
     elif allocates and _address(result) not in map(_address, inputs):
-        # some functions may return an argument
+        # Not for a function that returns one of its arguments.
         _shapes[key] = (result.shape, result.stride(), result.dtype)
     return result
 
 
 @cache
 def _effects(func: Any) -> tuple[bool, bool]:
-    """Whether a function's results are no views of its arguments, and whether it writes to an
-    argument.
+    """Whether a function's results are new tensors, not views of its arguments; and whether it
+    writes to an argument.
     """
-    return all(
-        output.alias_info is None for output in func._schema.returns
-    ), func._schema.is_mutable
+    schema = func._schema
+    return all(output.alias_info is None for output in schema.returns), schema.is_mutable
 
 
 def _signature(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> object:
@@ -207,7 +208,7 @@ def _signature(func: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> 
     parts: list[object] = [func, torch.get_default_dtype(), *options]
     for leaf in _leaves([*args, *options.values()]):
         if isinstance(leaf, Tensor):
-            # a number's type counts for less than a tensor's
+            # The type of a result depends less on a tensor without dimensions than on others.
             if not leaf.is_meta or not leaf.dim():
                 return None
             parts.append((leaf.shape, leaf.stride(), leaf.dtype))
@@ -240,14 +241,14 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 class Footprint:
     """Memory of a config at a batch size, in bytes, and the work of its steps."""
 
-    parameters: int  # those of target, codec, text encoder and drafters
-    cache: int  # what persists between passes: keys and values of target and drafter, masks, tables
-    activations: int  # peak of prefill or a pass beyond that
+    parameters: int  # parameters of target, codec, text encoder and drafters
+    cache: int  # keys and values of target and drafter, masks, tables: they persist between passes
+    activations: int  # peak of prefill or a pass beyond `cache`
     pictures: int  # peak of decoding tokens to images
     prefill: Work  # work of the whole batch
     one_pass: Work  # work of the whole batch
     picture: Work  # work of the images that are decoded together
-    graphs: int = 0  # what CUDA graphs keep
+    graphs: int = 0  # memory that CUDA graphs keep
 
     @property
     def bytes(self) -> int:
@@ -255,8 +256,8 @@ class Footprint:
         return self.parameters + self.cache + self.graphs + max(self.activations, self.pictures)
 
     def with_graphs(self, engines: int = 1) -> Footprint:
-        """On a CUDA device, where the graphs of passes keep as much memory as a pass's activations.
-        engines: that take turns, and keep their caches and graphs meanwhile.
+        """The footprint on a CUDA device, where the graphs of passes keep as much memory as the
+        activations of a pass. `engines` take turns, and keep their caches and graphs meanwhile.
         """
         return replace(self, cache=engines * self.cache, graphs=engines * self.activations)
 
@@ -275,10 +276,13 @@ def parameter_bytes(models: Models) -> int:
 
 
 def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
-    """Memory and work of a config for `batch` captions at once, and for decoding `pictures` images
-    at once.
+    """Memory and work of a config. The measured pass is the last one, when caches are full.
 
-    models: models on the meta device. The pass is the last one, when caches are full.
+    Args:
+        models: models on the meta device.
+        config: the config.
+        batch: captions decoded at once.
+        pictures: images decoded from their tokens at once.
 
     Raises:
         ValueError: the models do not support the config.
@@ -303,14 +307,12 @@ def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int)
 
 
 class _BatchCost(NamedTuple):
-    """Bytes that persist between passes, peak bytes, and the work of prefill and of a pass (the
-    mean of usual ones).
-    """
+    """Memory and work of decoding a batch."""
 
-    kept: int
-    peak: int
+    kept: int  # bytes that persist between passes
+    peak: int  # bytes
     prefill: Work
-    one_pass: Work
+    one_pass: Work  # the mean over usual passes
 
 
 def _measure_batch(
@@ -335,7 +337,7 @@ def _measure_batch(
         requests = deque([Request(number, text) for number in range(batch)])
         engine.admit(state, recorder, list(range(batch)), requests)
         prefill = meter.take_work()
-        # captions that wait, with their prompts' keys and values
+        # Captions that wait, with the keys and values of their prompts.
         if engine.groups_prompts and batch >= 2 * PREFILLS:
             waiting = deque(Request(batch + number, text) for number in range(batch // PREFILLS))
             engine.admit(state, StatisticsRecorder(batch, engine.timer), [0], waiting)
@@ -366,25 +368,27 @@ def _measure_codec(target: Target, count: int) -> Meter:
 
 def blank_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     """The acceptance rule's tables, without values."""
-    key = config.acceptance.neighbourhood.table_key
-    size = (target.vocab_size, key[1]) if key else (0, 0)
-    table = torch.empty(size, dtype=torch.int32, device=target.device) if key else None
-    return NeighbourTables(
-        table, target.codebook if config.acceptance.neighbourhood.reads_codebook else None
-    )
+    neighbourhood = config.acceptance.neighbourhood
+    table = None
+    if key := neighbourhood.table_key:
+        size = (target.vocab_size, key[1])
+        table = torch.empty(size, dtype=torch.int32, device=target.device)
+    return NeighbourTables(table, target.codebook if neighbourhood.reads_codebook else None)
 
 
 def sample_caption(target: Target) -> str:
     """A caption that the target can read.
 
     Raises:
-        ValueError: the target reads none of the captions that are tried; the reason is the last
-            one's.
+        ValueError: the target reads none of the captions that are tried; the message says why it
+            does not read the last one.
     """
+    texts = ["0", "a small dog", *sample_captions(0, 1)]
     words = getattr(target.conditioner, "words", None)
-    known = [str(word) for word in words][:1] if isinstance(words, Mapping) else []
+    if isinstance(words, Mapping):
+        texts = [*list(map(str, words))[:1], *texts]
     problem = ValueError()
-    for text in (*known, "0", "a small dog", *sample_captions(0, 1)):
+    for text in texts:
         try:
             target.encode([text], guided=False)
         except ValueError as error:
@@ -399,7 +403,7 @@ def sample_caption(target: Target) -> str:
 def largest_batch(one: tuple[int, int], other: tuple[int, int], memory: int) -> int:
     """The largest batch that fits in `memory` bytes (0: none; at most `MAX_BATCH`).
 
-    one, other: two batch sizes with their bytes, which grow linearly with the batch.
+    `one` and `other` are batch sizes with their bytes, which grow linearly with the batch.
     """
     (small, least), (large, more) = sorted((one, other))
     slope = (more - least) / (large - small)

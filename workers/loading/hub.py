@@ -25,6 +25,7 @@ _REFERENCE = re.compile(
 _CACHED = re.compile(
     r"/models--(?P<org>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})(?:/(?P<file>.*))?$"
 )
+# Names of files in formats that are never read.
 _UNREAD = [
     "*.h5",
     "*.msgpack",
@@ -42,22 +43,22 @@ _PICKLES = ["*.bin", "*.pt", "*.pth", "*.ckpt"]  # read only if a folder has no 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file or folder of a repository, or all of it (file: "") at a branch, tag or commit
-    (revision: "": the default).
+    """A file or folder of a repository, or all of it.
 
-    Of all of a repository, or of a folder, the formats that are never read are left out, and
-    pickles beside safetensors.
+    Where several files are meant, formats that are never read are left out, and pickles in a folder
+    that has safetensors.
     """
 
-    repo: str
-    file: str = ""
-    revision: str = ""
+    repo: str  # ORG/REPO
+    file: str = ""  # a file or folder; "": the whole repository
+    revision: str = ""  # a branch, tag or commit; "": the default branch
 
     @classmethod
     def parse(cls, text: str) -> HubFile:
-        """
+        """Read a reference.
+
         Raises:
-            ValueError: not of the form hf://ORG/REPO[/FILE][@REVISION].
+            ValueError: it is not of the form hf://ORG/REPO[/FILE][@REVISION].
         """
         found = _REFERENCE.fullmatch(text)
         if found is not None:
@@ -73,11 +74,15 @@ class HubFile:
         )
 
     def __str__(self) -> str:
-        file = f"/{self.file}" if self.file else ""
-        return f"{SCHEME}{self.repo}{file}{f'@{self.revision}' if self.revision else ''}"
+        text = f"{SCHEME}{self.repo}"
+        if self.file:
+            text += f"/{self.file}"
+        if self.revision:
+            text += f"@{self.revision}"
+        return text
 
     def cached(self) -> Path | None:
-        """Where the cache has it; None if it has not, or has a part of it."""
+        """The path in the cache; None if the cache does not have all of it."""
         from huggingface_hub.errors import LocalEntryNotFoundError
 
         try:
@@ -86,14 +91,14 @@ class HubFile:
             return None
 
     def pull(self) -> Path:
-        """Download what the cache does not have, with progress bars on standard error; returns
-        where it is.
+        """Download what the cache does not have, with progress bars on standard error; returns the
+        path in the cache.
 
         Raises:
             WeightsError: no such repository, revision or file; no access; or the Hub cannot be
                 reached.
         """
-        from httpx2 import HTTPError  # what `huggingface_hub` sends requests with
+        from httpx2 import HTTPError  # the client of `huggingface_hub`
         from huggingface_hub.errors import (
             GatedRepoError,
             LocalEntryNotFoundError,
@@ -125,12 +130,16 @@ class HubFile:
         return path
 
     def _fetch(self, *, local_files_only: bool) -> Path | None:
-        """The path of the snapshot's file, which is downloaded if it must be and may; None: it has
-        no such file.
+        """The path of the file or folder in a snapshot, which is downloaded where needed and
+        allowed; None: the repository has no such file.
         """
         from huggingface_hub import snapshot_download
 
-        below = f"{escape(self.file)}/" if self.file else ""
+        below = ""
+        wanted = ["*"]
+        if self.file:
+            below = f"{escape(self.file)}/"
+            wanted = [escape(self.file), f"{below}*"]
 
         def snapshot(names: list[str], ignored: list[str], revision: str | None) -> Path:
             return Path(snapshot_download(
@@ -138,12 +147,8 @@ class HubFile:
                 local_files_only=local_files_only,
             ))  # fmt: skip
 
-        wanted = [escape(self.file), f"{below}*"] if self.file else ["*"]
-        root = snapshot(
-            wanted,
-            [f"{below}{pattern}" for pattern in (*_UNREAD, *_PICKLES)],
-            self.revision or None,
-        )
+        ignored = [f"{below}{pattern}" for pattern in (*_UNREAD, *_PICKLES)]
+        root = snapshot(wanted, ignored, self.revision or None)
         if pickles := self._pickles(root.name):
             root = snapshot([escape(name) for name in pickles], [], root.name)
         path = root / self.file
@@ -183,10 +188,12 @@ def local_path(reference: str) -> str:
     """The path of a reference's files in the cache; the reference itself if they are not there.
 
     Raises:
-        ValueError: it has another form.
+        ValueError: the reference is malformed.
     """
     cached = HubFile.parse(reference).cached()
-    return reference if cached is None else str(cached)
+    if cached is None:
+        return reference
+    return str(cached)
 
 
 def reference_of(path: str) -> str:
@@ -198,8 +205,8 @@ def reference_of(path: str) -> str:
 
 
 def on_this_machine(path: str) -> str:
-    """A path of another machine's cache, or a reference, as the path in this one's, or as the
-    reference if it is not there; any other path as it is.
+    """The path in this machine's cache of a reference, or of a path in another machine's cache; the
+    reference if the cache does not have it. Any other path as it is.
     """
     reference = reference_of(path)
     if not reference.startswith(SCHEME) or Path(path).exists():

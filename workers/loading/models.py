@@ -18,16 +18,13 @@ from workers.models.vq import VQModel
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """A target, its drafters by kind, and the content hash of each weight file by key (empty on the
-    meta device).
-
-    assumptions: sentences on what missing files did not say, for plans.
-    """
+    """A target and its drafters."""
 
     target: Target
-    drafters: Mapping[str, Drafter]
+    drafters: Mapping[str, Drafter]  # by kind
+    # The content hash of each weight file by key; empty on the meta device.
     hashes: Mapping[str, str] = field(default_factory=dict)
-    assumptions: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()  # sentences on what missing files did not say, for plans
 
     @property
     def drafter_levels(self) -> dict[str, int | None]:
@@ -51,12 +48,12 @@ class Capabilities:
     weights.
     """
 
-    target: str  # its name
+    target: str  # name of the target
     vocab_size: int  # number of image codes
-    rows: int  # of the token grid
-    cols: int  # of the token grid
+    rows: int  # rows of the token grid
+    cols: int  # columns of the token grid
     image_size: int  # pixels along the longer side
-    sampling: Sampling  # the target's defaults
+    sampling: Sampling  # default sampling of the target
     drafters: Mapping[str, int | None]  # see `Models.drafter_levels`
 
     @classmethod
@@ -112,7 +109,8 @@ def unreadable_captions(target: Target, texts: Sequence[str]) -> list[tuple[int,
 
 
 def _image_size(target: Target) -> int:
-    # decoding on the meta device would import torch's compiler, for seconds
+    """Pixels along the longer side of the target's images."""
+    # Decoding on the meta device would import torch's compiler, which takes seconds.
     if isinstance(target.codec, VQModel):
         return target.codec.config.factor * max(target.grid.rows, target.grid.cols)
     tokens = torch.zeros(1, target.grid.tokens, dtype=torch.int64, device=target.device)

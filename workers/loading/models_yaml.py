@@ -45,7 +45,7 @@ from workers.models.families.scenes import BUILTIN, Scenes
 
 BUILTIN_NAME = "builtin"
 ENTRY_SIGN = "#"
-_UNFETCHED = hub.SCHEME.rstrip("/")  # how a path below a reference that was not fetched begins
+_UNFETCHED = hub.SCHEME.rstrip("/")  # beginning of a path below a reference that was not fetched
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +64,13 @@ class Entry:
     """An entry of models.yaml with absolute paths."""
 
     name: str
-    family: Family  # its family's own keys
+    family: Family  # the keys of its family
     dtype: str = "auto"
     drafters: Mapping[str, str] = field(default_factory=dict)  # paths by drafter kind
     metrics: Mapping[str, str] = field(default_factory=dict)  # paths by metric key
     where: str = ""  # "file:line"; empty for the built-in model and other folders
-    # What the file says in the place of paths, for files of the Hub, by key (`drafters.eagle`).
-    # Such a path is the reference itself as long as the cache does not have the file.
+    # References to files of the Hub, as the file has them, by key (`drafters.eagle`). The path of
+    # such a key is the reference itself as long as the cache does not have the file.
     hub: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -81,14 +81,13 @@ class Entry:
         }
 
     def check_files(self, metric_keys: Collection[str] = (), *, on_hub: bool = True) -> None:
-        """Check that `files`, and those under `metrics` with these keys, exist; `on_hub`: those of
-        the Hub too.
+        """Check that `files`, and the files under `metrics` with these keys, exist. Without
+        `on_hub`, files of the Hub may be missing from the cache.
 
         Raises:
             WeightsError: names all that are missing.
         """
         nets = {f"metrics.{key}": path for key, path in self.metrics.items() if key in metric_keys}
-        place = f"{self.where}: {self.name}: " if self.where else ""
         drafters = {f"drafters.{kind}": path for kind, path in self.drafters.items()}
         own = {**self.family.paths, **drafters, **nets}
         absent = [
@@ -100,12 +99,16 @@ class Entry:
             if not path.startswith(_UNFETCHED)
         }
         missing = [f"{key} ({path})" for key, path in paths.items() if not Path(path).exists()]
-        what = f"not in the cache of the Hugging Face Hub: {', '.join(absent)}; {self.pull_fix}"
-        problems = [what] if absent and on_hub else []
+        problems = []
+        if absent and on_hub:
+            problems.append(
+                f"not in the cache of the Hugging Face Hub: {', '.join(absent)}; {self.pull_fix}"
+            )
         if missing:
             fix = f"check the path{'s' * (len(missing) > 1)}, or download the weights"
             problems.append(f"no such file or folder: {', '.join(missing)}; {fix}")
         if problems:
+            place = f"{self.where}: {self.name}: " if self.where else ""
             raise WeightsError(place + "; ".join(problems))
 
     @property
@@ -116,7 +119,7 @@ class Entry:
 
     @property
     def hashes(self) -> dict[str, str]:
-        """The content hash of each of `files`. WeightsError if one does not exist."""
+        """The content hash of each of `files`. Raises WeightsError if one does not exist."""
         return {key: content_hash(path) for key, path in self.files.items()}
 
     @property
@@ -153,8 +156,8 @@ class Entry:
 
 
 def read_models_yaml(file: str | Path) -> dict[str, Entry | ConfigError]:
-    """All entries of a models.yaml by name, in file order; of an invalid one, its mistake with
-    line, key and fix. Does not check that their files exist.
+    """All entries of a models.yaml by name, in file order; in the place of an invalid entry, its
+    error with line, key and fix. Does not check that their files exist.
 
     Raises:
         ConfigError: the file is not YAML, or has no entries.
@@ -208,15 +211,15 @@ def split_entry(source: str) -> tuple[str, str | None]:
     is no entry name.
     """
     file, _, name = source.rpartition(ENTRY_SIGN)
-    is_uri = source.lower().startswith("file://")  # in which a path has no such sign
+    is_uri = source.lower().startswith("file://")  # the path of a URI cannot have the sign
     if not file or (not is_uri and local_path(source).exists()):
         return (source, None)
     return (file, name)
 
 
 def absolute_source(source: str) -> str:
-    """FILE[#ENTRY] with the file's or folder's absolute path if it is there; "builtin", and any
-    other, as given.
+    """FILE[#ENTRY] with the absolute path of the file or folder, if that exists; any other source,
+    such as "builtin", as given.
     """
     try:
         file, _ = split_entry(source)
@@ -230,7 +233,7 @@ def absolute_source(source: str) -> str:
 
 def find_entry(source: str, name: str | None = None) -> Entry:
     """The entry that `source` stands for: "builtin", a folder that `specfrontier train` made, or
-    FILE[#ENTRY] of a models.yaml. name: the entry's name, unless `source` has one.
+    FILE[#ENTRY] of a models.yaml. `name` is the entry's name, unless `source` has one.
 
     Raises:
         ValueError: no such file or folder; an entry's name without a models.yaml; see `read_entry`.
@@ -310,9 +313,8 @@ def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
             kind: load_drafter(target, kind, Path(path)) for kind, path in entry.drafters.items()
         }
     except ValueError as error:
-        raise WeightsError(
-            f"{entry.where}: {entry.name}: {error}" if entry.where else str(error)
-        ) from error
+        place = f"{entry.where}: {entry.name}: " if entry.where else ""
+        raise WeightsError(f"{place}{error}") from error
     return Models(target, drafters)
 
 
@@ -323,7 +325,7 @@ def _folder_drafters(family: Family) -> dict[str, str]:
 
 
 def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
-    """The entry in plain data. base: the folder that relative paths start from."""
+    """The entry of plain data. Relative paths start from the folder `base`."""
     given = expect_mapping(keys)
     if "family" not in given:
         raise ConfigError(("family",), f"missing; give one of {', '.join(FAMILIES.all())}")
@@ -354,8 +356,10 @@ def _entry(name: str, keys: object, base: Path, where: str) -> Entry:
 
 def _read_paths(section: object, keys: PluginNames) -> dict[str, str]:
     """A section that maps known keys to paths."""
+    if section is None:
+        return {}
     paths: dict[str, str] = {}
-    for key, path in ({} if section is None else expect_mapping(section, keys)).items():
+    for key, path in expect_mapping(section, keys).items():
         if not isinstance(path, str) or not path:
             raise ConfigError((key,), f"must be the path of a file or folder, got {path!r}")
         paths[key] = path
@@ -363,8 +367,8 @@ def _read_paths(section: object, keys: PluginNames) -> dict[str, str]:
 
 
 def _absolute(paths: Mapping[str, str], base: Path) -> dict[str, str]:
-    """Paths that are relative to the folder `base`, made absolute; of files of the Hub, those in
-    its cache.
+    """Absolute paths of paths that are relative to the folder `base`, and of references to the Hub
+    in its cache.
     """
     found = {}
     for key, path in paths.items():
@@ -392,8 +396,8 @@ def _on_this_machine(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shape_only_models(entry: Entry, dtype: torch.dtype) -> Models:
-    """An entry's models on the meta device: checked against its files if all exist, else of the
-    published architecture that it names.
+    """An entry's models on the meta device: from its files if all exist, else of the published
+    architecture that it names.
 
     Raises:
         WeightsError: a file is damaged or of another family; or files are missing and the entry
@@ -449,10 +453,8 @@ def published_entry(name: str) -> Entry:
 
 
 def add_drafter(models: Models, config: DecodingConfig) -> Models | None:
-    """The models with the drafter that a setting needs; a missing one gets the usual size for its
-    target.
-
-    None if drafters of that kind have no usual size.
+    """The models with the drafter that a setting needs; a missing drafter is made in the usual size
+    for the target. None if drafters of that kind have no usual size.
     """
     kind = config.drafter.kind
     implementation = drafter_class(config.drafter)
