@@ -63,6 +63,7 @@ LevelsOf = Callable[[Target, Drafter, "Slots"], list[Level]]
 Forward = Callable[[Transformer, Tensor, Tensor], Tensor]
 
 _CAPTION_DROPOUT = 0.1  # fraction of examples with the null prompt (Ho & Salimans 2022)
+# Sizes of the independent drafter of the built-in model.
 _DRAFTER = TransformerConfig(
     dim=128,
     n_layers=2,
@@ -73,9 +74,9 @@ _DRAFTER = TransformerConfig(
     rope="grid",
     prompt_rope="identity",
 )
-SCALES = (1.0, 3.0)
+SCALES = (1.0, 3.0)  # guidance scales of held-out metrics
 UNROLLED = 7  # levels of an EAGLE-3 layer in training
-# logit of the codes that a layer cannot draft; finite, so that guidance can combine it
+# Logit of the codes that a layer cannot draft; finite, so that guidance can combine it.
 _NOT_DRAFTED = -1e4
 _INPUT_NORM = "attention_norm.weight"
 
@@ -86,8 +87,8 @@ class Distillation:
     published recipe.
     """
 
-    cross_entropy: float = 0.1
-    feature: float = 1.0
+    cross_entropy: float = 0.1  # weight of the cross-entropy
+    feature: float = 1.0  # weight of the feature loss
     level_decay: float = 0.8  # factor of the loss from one level to the next
     noise: float = 0.2  # uniform noise of width noise x 512 / S is added to the input features
     caption_dropout: float = 0.1  # probability of the null prompt
@@ -95,12 +96,14 @@ class Distillation:
 
 @torch.no_grad()
 def slots(target: Target, prompt: Prompt, tokens: Tensor, taps: Sequence[int] = ()) -> Slots:
-    """The slots of images [R, N] under their prompts, in fp32; with `taps`, their features are
-    those layers' inputs.
+    """The slots of images [R, N] under their prompts, in fp32; with `taps`, their features are the
+    inputs of those layers.
     """
     outputs = teacher_forced(target, prompt, tokens[:, :-1], taps).float()
     dim = target.transformer.config.dim
-    features = outputs[..., dim:] if taps else outputs
+    features = outputs
+    if taps:
+        features = outputs[..., dim:]
     following = prompt.embeds[:, 1:]
     filler = prompt_filler(target)
     if filler is not None:
@@ -136,16 +139,15 @@ def draft_levels(target: Target, drafter: Drafter, inputs: Slots) -> list[Level]
     """
     count = inputs.labels.shape[1]
     if isinstance(drafter, EagleLayer):
-        return unrolled_levels(
-            target, drafter, inputs, UNROLLED if isinstance(drafter, Eagle3Layer) else 1
-        )
+        levels = UNROLLED if isinstance(drafter, Eagle3Layer) else 1
+        return unrolled_levels(target, drafter, inputs, levels)
     features = inputs.features[:, -count:].to(target.dtype)
     heads = range(len(drafter.residuals))
     return [(drafter(features[:, : count - j], j, target.head).float(), None) for j in heads]
 
 
 def unrolled_levels(target: Target, layer: EagleLayer, inputs: Slots, levels: int) -> list[Level]:
-    """The levels of `draft_levels`, of which an EAGLE layer drafts this many."""
+    """The levels of `draft_levels` of an EAGLE layer that is unrolled over so many levels."""
     count = inputs.labels.shape[1]
     if isinstance(layer, Eagle3Layer):
         inputs = inputs._replace(features=layer.fc(inputs.features))
@@ -236,9 +238,9 @@ def new_eagle(target: Target, seed: int) -> EagleLayer:
 
 
 def new_eagle3(target: Target, seed: int, ids: Tensor | None = None) -> Eagle3Layer:
-    """An untrained EAGLE-3 layer of the target's shape that drafts the codes `ids` (rising; None:
-    all). If the target's layers are this project's, it is initialised from the last one and the
-    target's head, and its state is the highest tap.
+    """An untrained EAGLE-3 layer of the target's shape that drafts the codes `ids` [V_d] (rising;
+    None: all). If the target's layers are this project's, it is initialised from the last of them
+    and from the target's head, and its state is the highest tap.
     """
     torch.manual_seed(seed)
     body = target.transformer.config
@@ -307,8 +309,8 @@ def header(target: Target, drafter: Drafter) -> dict[str, Any]:
 def encode_pairs(
     target: Target, captions: Sequence[str], tokens: Tensor, taps: Sequence[int] = ()
 ) -> Slots:
-    """The slots of images [B, N] under their captions, then under the null prompt: R = 2B. taps:
-    see `slots`.
+    """The slots of images [B, N] under their captions, then under the null prompt: R = 2B. For
+    `taps` see `slots`.
     """
     return slots(target, target.encode(captions, guided=True), tokens.repeat(2, 1), taps)
 
@@ -323,14 +325,22 @@ def evaluate_drafter(
     batch: int = 16,
     levels_of: LevelsOf = draft_levels,
 ) -> Figures:
-    """Held-out metrics per guidance scale and draft level. An independent drafter is given as a
-    `Target` and has one level.
+    """Held-out metrics per guidance scale and draft level.
 
-    top-k: fraction of positions where the target's most likely token is among the drafter's k most
-    likely; TV: mean total variation between their probabilities (1 - TV is the exact rule's
-    probability of accepting a sampled draft).
+    "top-k" is the fraction of positions where the target's most likely token is among the drafter's
+    k most likely, "TV" the mean total variation between their probabilities (1 - TV is the exact
+    rule's probability of accepting a sampled draft).
+
+    Args:
+        target: the target.
+        drafter: the drafter; an independent one is given as a `Target` and has one level.
+        data: the held-out examples.
+        scales: the guidance scales.
+        batch: examples at a time.
+        levels_of: computes the draft levels of a batch.
     """
-    sums: defaultdict[str, Any] = defaultdict(float)  # tensors: reading them waits for the device
+    # The sums stay tensors until the end: reading a number waits for the device.
+    sums: defaultdict[str, Any] = defaultdict(float)
     for captions, tokens in data.batches(batch, target.device):
         weight = len(tokens) / len(data)
         if isinstance(drafter, Target):
@@ -347,7 +357,9 @@ def evaluate_drafter(
         for (level, (student, true)), scale in product(enumerate(pairs, start=1), scales):
             p, q = combine(student, scale).softmax(-1), combine(true, scale).softmax(-1)
             hit = (p.topk(3).indices == q.argmax(-1, keepdim=True)).float()
-            suffix = suffix_of(scale) + (f" level {level}" if level > 1 else "")
+            suffix = suffix_of(scale)
+            if level > 1:
+                suffix += f" level {level}"
             sums[f"top-1{suffix}"] += hit[..., 0].mean() * weight
             sums[f"top-3{suffix}"] += hit.sum(-1).mean() * weight
             sums[f"TV{suffix}"] += (p - q).abs().sum(-1).mean() / 2 * weight
@@ -378,19 +390,19 @@ def build_model(config: TransformerConfig, conditioner: Mapping[str, Any], seed:
     torch.manual_seed(seed)
     model = ARModel(Transformer(config), build_conditioner(conditioner, config.dim))
     assert model.conditioner.prompt_len == config.prompt_len
-    for name, p in model.transformer.named_parameters():
-        if p.dim() == 2:
-            residual = name.endswith(("wo.weight", "w2.weight"))
-            nn.init.normal_(
-                p, std=p.shape[1] ** -0.5 * ((2 * config.n_layers) ** -0.5 if residual else 1.0)
-            )
+    for name, weight in model.transformer.named_parameters():
+        if weight.dim() == 2:
+            std = weight.shape[1] ** -0.5
+            if name.endswith(("wo.weight", "w2.weight")):
+                std *= (2 * config.n_layers) ** -0.5
+            nn.init.normal_(weight, std=std)
     nn.init.normal_(model.embed.weight, std=1.0)
     nn.init.zeros_(model.head.weight)
     return model
 
 
 def independent_conditioner(target: Target) -> CodedConditioner:
-    """The target's conditioner, as an independent drafter has one.
+    """The target's conditioner, if an independent drafter can have one like it.
 
     Raises:
         ValueError: the target reads captions by another network.
@@ -426,10 +438,9 @@ def new_independent(target: Target, seed: int) -> ARModel:
 def ar_loss(
     model: ARModel, data: Examples, forward: Forward = Transformer.__call__
 ) -> LossFunction:
-    """Mean cross-entropy in nats per token; the null prompt replaces a caption with probability
-    `_CAPTION_DROPOUT`.
-
-    forward: the transformer's features of inputs at positions, without a cache.
+    """A function that computes the mean cross-entropy in nats per token; the null prompt replaces a
+    caption with probability `_CAPTION_DROPOUT`. `forward` computes the transformer's features of
+    inputs at positions, without a cache.
     """
 
     def loss(indices: Tensor, generator: torch.Generator) -> Tensor:

@@ -34,10 +34,10 @@ _IMAGES_PER_FILE = 64
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Examples:
-    """Captions, and the tokens [n, N] of each one's image in raster order (any integer type)."""
+    """Captions, and the tokens of an image for each."""
 
     captions: Sequence[str]
-    tokens: Tensor
+    tokens: Tensor  # [n, N] in raster order, of any integer type
 
     def __len__(self) -> int:
         return len(self.captions)
@@ -47,12 +47,12 @@ class Examples:
         return [self.captions[i] for i in indices.tolist()], self.tokens[indices].long().to(device)
 
     def batches(self, size: int, device: torch.device) -> Iterator[tuple[list[str], Tensor]]:
-        """All examples in order, as `pick` gives them; the last batch may be smaller."""
+        """Captions and tokens of all examples in order; the last batch may be smaller."""
         for start in range(0, len(self), size):
             yield self.pick(torch.arange(start, min(start + size, len(self))), device)
 
     def split(self, held_out: int) -> tuple[Examples, Examples]:
-        """All but the last `held_out` examples, and those."""
+        """All but the last `held_out` examples, and the last ones."""
         captions = self.captions
         tokens = self.tokens
         return (
@@ -74,9 +74,17 @@ def sample_images(
     """Tokens [B, N] (int32, CPU) of one image for each caption, generated with the target's own
     sampling defaults.
 
-    `identity` names the target's weights. Files that exist in `folder` are read, the others are
-    generated and written. In a process group, each process generates its share of them, and all
-    processes see the folder.
+    Files that exist are read, the others are generated and written. In a process group, each
+    process generates its share of them.
+
+    Args:
+        target: the target.
+        captions: the captions.
+        folder: folder of the files; all processes of a group see it.
+        identity: identifies the target's weights.
+        seed: seed of the images.
+        batch: images generated at once.
+        log: gets a line after each file.
 
     Raises:
         ValueError: a caption that the target cannot read.

@@ -22,12 +22,10 @@ from workers.models.transformer import Attention, Layer, Transformer
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Factors for `rotate`, both [S, 1, C]: x * cos + swap(x) * sin turns adjacent channel
-    pairs.
-    """
+    """Factors for `rotate`: x * cos + swap(x) * sin turns adjacent channel pairs."""
 
-    cos: Tensor
-    sin: Tensor
+    cos: Tensor  # [S, 1, C]
+    sin: Tensor  # [S, 1, C]
 
 
 def rotation(model: Transformer, positions: Tensor) -> Rotation:

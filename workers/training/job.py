@@ -44,6 +44,7 @@ from workers.training.loop import Figures, LossFunction, ProcessGroup, TrainConf
 
 IMAGES = "images"  # folder with the tokens of the generated images
 MEDUSA_HEADS = 5
+# Published settings that differ from EAGLE's, by kind of drafter.
 _PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "eagle3": {"cross_entropy": 1.0, "noise": 0.0, "rate": 5e-5, "warmup": 12_000},
     "medusa": {"rate": 1e-3},
@@ -63,7 +64,8 @@ def kind_of(drafter: AnyDrafter) -> str:
 
 
 def new_drafter(kind: str, target: Target, seed: int, ids: Tensor | None = None) -> AnyDrafter:
-    """An untrained drafter for a target. ids: the codes that an EAGLE-3 layer drafts; None: all.
+    """An untrained drafter for a target. `ids` are the codes that an EAGLE-3 layer drafts; None:
+    all.
 
     Raises:
         ValueError: the target cannot have an independent drafter.
@@ -80,24 +82,24 @@ def new_drafter(kind: str, target: Target, seed: int, ids: Tensor | None = None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterRecipe(Distillation):
-    """EAGLE's published settings."""
+    """The settings of a training. The defaults are EAGLE's published ones."""
 
     batch: int = 16
     epochs: int = 20
     steps: int | None = None  # None: `epochs` passes over the examples
     rate: float = 1e-4  # the peak learning rate
-    warmup: int = 2000
-    clip_value: float = 0.5
+    warmup: int = 2000  # steps
+    clip_value: float = 0.5  # bound of each entry of the gradients
     # The codes that an EAGLE-3 layer drafts, the most frequent ones of the training images; None:
     # all.
     draft_vocab: int | None = None
-    held_out: float = 0.05
-    save_every: int = 1000
+    held_out: float = 0.05  # fraction of the examples
+    save_every: int = 1000  # steps
     seed: int = 0
 
     @classmethod
     def of(cls, kind: str, **settings: Any) -> Self:
-        """The published settings of a kind of drafter, and others."""
+        """The published settings of a kind of drafter, with some replaced."""
         return cls(**{**_PUBLISHED.get(kind, {}), **settings})
 
     def split(self, examples: int) -> int:
@@ -146,14 +148,23 @@ def train_drafter(
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> AnyDrafter:
-    """Trains a drafter by its `loss` on the first of `data` and evaluates it on the second; returns
-    the averaged one.
+    """Trains a drafter with held-out metrics; returns the averaged drafter.
 
     The weights with the best held-out top-3 accuracy are written to out/<kind>.safetensors, unless
-    the file's own accuracy is better; `facts` go into its header. The checkpoint and the journal
-    are written to out/<name>.*; name None: the kind. resume: continue from the checkpoint if there
-    is one. In a process group, all processes call this with the same arguments, and `out` is a
-    folder that all of them see.
+    the file's own accuracy is better. In a process group, all processes call this with the same
+    arguments.
+
+    Args:
+        target: the target.
+        drafter: the drafter.
+        loss: its loss on examples.
+        data: the examples to train on, and those to evaluate on.
+        config: the hyperparameters.
+        out: a folder that all processes of a group see.
+        facts: plain data for the header of the weight file.
+        name: checkpoint and journal are written to out/<name>.*; None: the kind.
+        resume: continue from the checkpoint if there is one.
+        log: gets lines about the progress.
 
     Raises:
         ValueError: no examples; a batch that the processes cannot share; a loss that is not finite.
@@ -164,12 +175,18 @@ def train_drafter(
     scales = tuple(dict.fromkeys((1.0, target.sampling.cfg)))
 
     def on_save(current: AnyDrafter) -> Figures:
-        evaluated = current.as_target() if isinstance(current, ARModel) else current
+        evaluated: Drafter | Target
+        if isinstance(current, ARModel):
+            evaluated = current.as_target()
+            own = current.settings()
+        else:
+            evaluated = current
+            own = header(target, current)
         figures = evaluate_drafter(target, evaluated, data[1], scales=scales, batch=config.batch)
-        if not weights.exists() or figures[_BEST] >= read_config(weights).get("held_out", {}).get(
-            _BEST, 0.0
-        ):
-            own = current.settings() if isinstance(current, ARModel) else header(target, current)
+        best = 0.0
+        if weights.exists():
+            best = read_config(weights).get("held_out", {}).get(_BEST, 0.0)
+        if not weights.exists() or figures[_BEST] >= best:
             save(weights, current, {**own, "recipe": dict(facts), "held_out": figures})
         return figures
 
@@ -235,7 +252,7 @@ class DrafterJob:
         models = load_entry(self.entry, device)
         recipe = self.recipe
         group = ProcessGroup.current()
-        # only now: models that cannot be loaded must not cost an earlier training
+        # After the models are loaded: an error there must not remove an earlier training.
         if group.is_main and not self._is_restart() and not (resume and self.can_resume()):
             self._start()
         group.barrier()
@@ -249,7 +266,7 @@ class DrafterJob:
             log=log,
         )
         data = Examples([caption.text for caption in self.captions], tokens)
-        # a checkpoint that is still there is this training's
+        # `_start` has removed the checkpoint of any other training.
         return train_by_recipe(
             models.target, self.kind, data, self.out, recipe, resume=True, log=log
         )
@@ -272,7 +289,9 @@ class DrafterJob:
     def _started_with(self) -> dict[str, Any]:
         """The facts and the launch of the training in the output folder; empty if there is none."""
         path = self.file("job.json")
-        return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+        if not path.exists():
+            return {}
+        return dict(json.loads(path.read_text("utf-8")))
 
     def _is_restart(self) -> bool:
         return bool(self.launch) and self._started_with().get("launch") == self.launch
@@ -323,7 +342,7 @@ def train_by_recipe(
     else:
         loss = drafter_loss(target, drafter, train_data, recipe)
     if ProcessGroup.current().is_main and not (resume and (out / f"{kind}.checkpoint.pt").exists()):
-        weights.unlink(missing_ok=True)  # those of an earlier training
+        weights.unlink(missing_ok=True)  # of an earlier training
     facts = asdict(recipe)
     data_pair = (train_data, held_out)
     train_drafter(

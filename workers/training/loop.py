@@ -25,16 +25,16 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from workers.runtime.device import training_dtype
 
-#: Loss of the examples `indices` [batch]; the generator gives all its random numbers (caption
-#: dropout, noise).
+# The loss of the examples `indices` [batch]; all its random numbers (caption dropout, noise) come
+# from the generator.
 LossFunction = Callable[[Tensor, torch.Generator], Tensor]
 Figures = dict[str, float]
 Model = TypeVar("Model", bound=nn.Module)
 
-#: Fields of `TrainConfig` that a resumed run may change.
+# Fields of `TrainConfig` that a resumed run may change.
 _FREE_FIELDS = ("bf16", "compile", "save_every", "log_every")
-FIRST_LINE_S = 5.0
-LINE_INTERVAL_S = 60.0
+FIRST_LINE_S = 5.0  # time until the first line of the log
+LINE_INTERVAL_S = 60.0  # longest time between two lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +43,7 @@ class TrainConfig:
     schedule.
 
     The learning rate warms up linearly over `warmup` steps to its peak `rate`, stays there, and
-    decays linearly to zero over the last fraction `decay` of the steps. clip bounds the norm of all
-    gradients, clip_value each of their entries; 0 is no bound. ema: decay of the averaged weights;
-    0: the average is the current weights. bf16: mixed precision; None: where the device has
-    instructions for it.
+    decays linearly to zero over the last fraction `decay` of the steps.
     """
 
     steps: int
@@ -56,14 +53,14 @@ class TrainConfig:
     weight_decay: float = 0.01
     warmup: int = 60
     decay: float = 0.3
-    clip: float = 1.0
-    clip_value: float = 0.0
-    ema: float = 0.995
+    clip: float = 1.0  # bound of the norm of all gradients; 0: none
+    clip_value: float = 0.0  # bound of each entry of the gradients; 0: none
+    ema: float = 0.995  # decay of the averaged weights; 0: the average is the current weights
     seed: int = 0
-    bf16: bool | None = None
+    bf16: bool | None = None  # mixed precision; None: where the device has instructions for it
     compile: bool = False
-    save_every: int = 200
-    log_every: int = 50
+    save_every: int = 200  # steps
+    log_every: int = 50  # steps
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.batch < 1:
@@ -78,8 +75,8 @@ class TrainConfig:
             )
 
     def optimisers(self, model: nn.Module, dtype: torch.dtype) -> list[torch.optim.Optimizer]:
-        """The optimisers of all parameters that need gradients. dtype: the one in which products
-        are computed.
+        """The optimisers of all parameters that need gradients. Products are computed in
+        `dtype`.
         """
         trainable = [p for p in model.parameters() if p.requires_grad]
         return [torch.optim.AdamW(trainable, self.rate, self.betas, weight_decay=self.weight_decay)]
@@ -91,7 +88,7 @@ class TrainConfig:
         return min(1.0, rise, fall)
 
     def first_beta(self, step: int) -> float | None:
-        """The first beta of AdamW at 0-based `step`; None: that of `betas`, at all steps."""
+        """The first beta of AdamW at 0-based `step`; None: the first of `betas` at all steps."""
         return None
 
 
@@ -209,8 +206,7 @@ def train(
         )
         log(f"{name}: computing in {str(run.dtype).removeprefix('torch.')} ({run.dtype_reason})")
     pace = Pace(run.steps, config.log_every)
-    # on the device; copied to the host rarely, because a copy waits for the device
-    losses: list[Tensor] = []
+    losses: list[Tensor] = []  # on the device: a copy to the host waits for it, so it is rare
     for step in range(run.steps, config.steps):
         losses.append(run.backward(loss_of, size, step))
         group.average([losses[-1], *(p.grad for p in run.trainable if p.grad is not None)])
@@ -268,7 +264,9 @@ class Pace:
         takes.
         """
         count = done - self._first
-        since, timed = (self._first_end, count - 1) if count > 1 else (self._start, count)
+        since, timed = self._start, count
+        if count > 1:
+            since, timed = self._first_end, count - 1
         seconds = (self._clock() - since) / timed
         return f"{1e3 * seconds:.0f} ms/step, {(steps - done) * seconds / 60:.1f} min left"
 
@@ -333,8 +331,8 @@ class _Run(Generic[Model]):
                     group["betas"] = (beta, group["betas"][1])
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        # a smaller decay in the first steps, so that the average forgets the initial weights
-        # quickly
+        # A smaller decay in the first steps, so that the average forgets the initial weights
+        # quickly.
         with torch.no_grad():
             torch._foreach_lerp_(
                 self.averaged, self.trainable, 1 - min(config.ema, (step + 1) / (step + 10))

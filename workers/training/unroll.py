@@ -20,15 +20,12 @@ from workers.training.forward import finish, project, rotation
 
 
 class Slots(NamedTuple):
-    """What the drafters read: embeddings [R, S, D], features [R, S, D] (or tapped hidden states [R,
-    S, taps * D]) and mask [R, 1, S, S] (True: visible); and the features [R, N - 1, D] that the
-    last N - 1 slots should predict.
-    """
+    """What the drafters read and should predict."""
 
-    embeddings: Tensor
-    features: Tensor
-    mask: Tensor
-    labels: Tensor
+    embeddings: Tensor  # [R, S, D]
+    features: Tensor  # [R, S, D], or tapped hidden states [R, S, taps * D]
+    mask: Tensor  # [R, 1, S, S]; True: visible
+    labels: Tensor  # [R, N - 1, D] the features that the last N - 1 slots should predict
 
     @property
     def positions(self) -> Tensor:
@@ -63,8 +60,8 @@ def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
         q, k, v = project(block.attention, x, rope)
         keys.append(k)
         values.append(v)
-        # slot s - i at level j - i is diagonal i of the scores against that level's keys; other
-        # slots are at level 1
+        # Slot s - i at level j - i is diagonal i of the scores against that level's keys; other
+        # slots are at level 1.
         hidden = ~mask | (distance < level)
         bulk = (q @ keys[0].transpose(-1, -2)).float().masked_fill(hidden, float("-inf"))
         recent = [_diagonal(q, keys[level - i], i) for i in range(level)]
@@ -79,7 +76,9 @@ def unroll(layer: EagleLayer, inputs: Slots, levels: int) -> list[Tensor]:
 
 def _shift(x: Tensor, offset: int) -> Tensor:
     """x [R, H, S, C] shifted by `offset` slots to the right, padded with zeros on the left."""
-    return F.pad(x, (0, 0, offset, 0))[:, :, : x.shape[2]] if offset else x
+    if not offset:
+        return x
+    return F.pad(x, (0, 0, offset, 0))[:, :, : x.shape[2]]
 
 
 def _diagonal(q: Tensor, k: Tensor, offset: int) -> Tensor:
