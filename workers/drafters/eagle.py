@@ -45,7 +45,8 @@ from workers.models.transformer import Layer, Transformer, TransformerConfig
 from workers.models.weights import KeyMapping, hf_layer_mappings, load_weights, skip_init
 
 _CONFIG = "config.json"
-# targets count codes, not the whole vocabulary
+# Published drafters of Chameleon's models embed the whole vocabulary, of which the target's codes
+# are a part.
 _CHAMELEON_VOCAB_SIZE = 65536
 _CHAMELEON_FIRST_CODE = 4
 
@@ -74,7 +75,9 @@ class EagleLayer(nn.Module):
         return out
 
     def attention_inputs(self, embeddings: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The normalised inputs of attention, and what its output is added to [R, S, D]."""
+        """The normalised inputs of attention, and the states [R, S, D] that its output is added
+        to.
+        """
         x = self.fuse(embeddings, features)
         block = self.decoder.layers[0]
         assert isinstance(block, Layer)
@@ -94,10 +97,14 @@ class EagleDrafter(CachedDrafter):
     """The EAGLE layer as a drafter. Its prompt has prompt_len - 1 slots: token n of the image is in
     slot prompt_len - 1 + n.
 
-    filler: LlamaGen's prompts have no token ids, so this code's embedding replaces theirs; None:
-    prompts are made of tokens, and each slot takes the next position's embedding. masked: the
-    prompt's padding is hidden, as it is from the target; LANTERN's drafters for LlamaGen were
-    trained without a mask and attend to it.
+    Args:
+        target: the target.
+        layer: the layer.
+        filler: the code whose embedding stands for the tokens of LlamaGen's prompts, which have no
+            token ids; None: prompts are made of tokens, and each slot takes the next position's
+            embedding.
+        masked: whether the prompt's padding is hidden, as it is from the target; LANTERN's drafters
+            for LlamaGen were trained without a mask and attend to it.
     """
 
     kind = "eagle"
@@ -115,15 +122,23 @@ class EagleDrafter(CachedDrafter):
     @classmethod
     def load(cls, path: Path, target: Target) -> EagleDrafter:
         """A drafter from the project's own file or a published drafter (a file or a folder)."""
-        own = path / "eagle.safetensors" if path.is_dir() else path
-        if (
-            own.suffix.lower() == ".safetensors"
-            and own.is_file()
-            and "config" in safetensors_metadata(own)
-        ):
-            layer, header = read_module(own, "an EAGLE layer", build_eagle)
-            return cls(target, layer, filler=header.get("filler", 0))
-        return _load_published(path, target)
+        own = cls.own_file(path)
+        if own is None:
+            return _load_published(path, target)
+        layer, header = read_module(own, "an EAGLE layer", build_eagle)
+        return cls(target, layer, filler=header.get("filler", 0))
+
+    @classmethod
+    def own_file(cls, path: Path) -> Path | None:
+        """The project's own weight file at a path or in a folder; None if there is none."""
+        file = path
+        if path.is_dir():
+            file = path / f"{cls.kind}.safetensors"
+        if file.suffix.lower() != ".safetensors" or not file.is_file():
+            return None
+        if "config" not in safetensors_metadata(file):
+            return None
+        return file
 
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[EagleDrafter, str]:
@@ -160,8 +175,9 @@ class EagleDrafter(CachedDrafter):
                 device=features.device,
             )
             next_embeddings = self.embed(codes)
-        valid = prompt.valid[:, :-1]
-        attended = valid if self.masked else torch.ones_like(valid)
+        attended = prompt.valid[:, :-1]
+        if not self.masked:
+            attended = torch.ones_like(attended)
         return self.layer.fuse(next_embeddings, features[:, :-1]), attended
 
     def prompt_positions(self, order: Tensor) -> Tensor:
@@ -187,19 +203,17 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
             f"{path}: not an EAGLE drafter: fc.weight is missing; its first tensor is "
             f"{next(iter(tensors), 'missing')}{describe_contents(tensors)}"
         )
-    if (
-        fc.shape[1] == 3 * fc.shape[0] or find_layout(tensors) is EAGLE_3
-    ):  # it reads three hidden states
+    reads_three_states = fc.shape[1] == 3 * fc.shape[0]
+    if reads_three_states or find_layout(tensors) is EAGLE_3:
         raise WeightsError(f"{path}: {EAGLE_3.kind}: {EAGLE_3.fix}")
     config = replace(
         layer_config(path, tensors, target.transformer.config, read_config(path), "layers.0"),
         qk_norm="layers.0.self_attn.q_norm.weight" in tensors,
         input_norm="layers.0.input_layernorm.weight" in tensors,
     )
+    codes = target.vocab_size
     if "embed_tokens.weight" in tensors:
         codes = tensors["embed_tokens.weight"].shape[0]
-    else:
-        codes = target.vocab_size
     own_codes = image_codes(codes, target)
     if own_codes is None:
         raise ValueError(
@@ -207,7 +221,7 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
             "made for another target"
         )
     layer = skip_init(lambda: EagleLayer(config, bias="fc.bias" in tensors, codes=codes))
-    # LlamaGen's converted files rotate adjacent channels
+    # LlamaGen's converted files rotate adjacent channels, the others halves.
     halves = config.channels if config.rope == "line" else None
     mappings = [
         KeyMapping("embed_tokens.weight", "embed.weight"),
@@ -215,30 +229,34 @@ def _load_published(path: Path, target: Target) -> EagleDrafter:
         *hf_layer_mappings("layers.0", "decoder.layers.0", halves),
     ]
     load_weights(layer, tensors, mappings, where=path)
-    # keep the image codes of the whole vocabulary
+    # Of a whole vocabulary, keep the image codes.
     if layer.embed is not None and codes != target.vocab_size:
         layer.embed = nn.Embedding.from_pretrained(layer.embed.weight[own_codes].clone())  # type: ignore[no-untyped-call]
     if layer.embed is not None and is_same_table(layer.embed.weight, target.embed.weight):
-        layer.embed = None  # a frozen copy of the target's own, as training leaves it
-    grid = config.rope == "grid"
-    return EagleDrafter(target, layer, filler=0 if grid else None, masked=not grid)
+        layer.embed = None  # training left the target's own table unchanged
+    if config.rope == "grid":
+        return EagleDrafter(target, layer, filler=0, masked=False)
+    return EagleDrafter(target, layer, filler=None)
 
 
 def read_config(path: Path) -> dict[str, Any]:
     """The config.json of a published drafter; empty if it has none."""
-    file = (path if path.is_dir() else path.parent) / _CONFIG
-    return read_json_object(file) if file.is_file() else {}
+    folder = path if path.is_dir() else path.parent
+    file = folder / _CONFIG
+    if not file.is_file():
+        return {}
+    return read_json_object(file)
 
 
 def image_codes(tokens: int, target: Target) -> slice | None:
-    """The target's codes among as many tokens of a published drafter; None: it is of another
-    target.
+    """The target's codes in the vocabulary of a published drafter, which has so many tokens; None:
+    it was made for another target.
     """
-    is_whole = target.transformer.config.rope == "line" and tokens == _CHAMELEON_VOCAB_SIZE
-    if tokens != target.vocab_size and not is_whole:
-        return None
-    first = 0 if tokens == target.vocab_size else _CHAMELEON_FIRST_CODE
-    return slice(first, first + target.vocab_size)
+    if tokens == target.vocab_size:
+        return slice(0, tokens)
+    if target.transformer.config.rope == "line" and tokens == _CHAMELEON_VOCAB_SIZE:
+        return slice(_CHAMELEON_FIRST_CODE, _CHAMELEON_FIRST_CODE + target.vocab_size)
+    return None
 
 
 def layer_config(
@@ -248,8 +266,14 @@ def layer_config(
     config: Mapping[str, Any],
     layer: str,
 ) -> TransformerConfig:
-    """The layer's config: sizes from the tensors, the rest from `config` (of config.json) if it
-    says so, else as the target's. layer: begins the names of its tensors.
+    """The config of a published drafter's layer.
+
+    Args:
+        path: the drafter, for messages.
+        tensors: its tensors, from which sizes are taken.
+        target: the target's config, for what neither tensors nor `config` say.
+        config: keys of its config.json.
+        layer: beginning of the names of the layer's tensors.
 
     Raises:
         ValueError: it was made for another target.
@@ -268,20 +292,25 @@ def layer_config(
             "files of one drafter"
         )
     heads = int(config.get("num_attention_heads", target.n_heads))
-    channels = int(
-        config.get("head_dim") or (target.channels if heads == target.n_heads else dim // heads)
-    )
-    gate, keys = (
-        tensors.get(f"{layer}.{name}_proj.weight") for name in ("mlp.gate", "self_attn.k")
-    )
+    channels = dim // heads
+    if config.get("head_dim"):
+        channels = int(config["head_dim"])
+    elif heads == target.n_heads:
+        channels = target.channels
+    kv_heads = target.kv_heads
+    if (keys := tensors.get(f"{layer}.self_attn.k_proj.weight")) is not None:
+        kv_heads = max(1, keys.shape[0] // channels)
+    ffn_dim = target.ffn_dim
+    if (gate := tensors.get(f"{layer}.mlp.gate_proj.weight")) is not None:
+        ffn_dim = gate.shape[0]
     return replace(
         target,
         n_layers=1,
         vocab_size=0,
         n_heads=heads,
-        n_kv_heads=target.kv_heads if keys is None else max(1, keys.shape[0] // channels),
+        n_kv_heads=kv_heads,
         head_dim=channels,
-        ffn_dim=target.ffn_dim if gate is None else gate.shape[0],
+        ffn_dim=ffn_dim,
         norm_eps=float(config.get("rms_norm_eps", target.norm_eps)),
         rope_base=float(config.get("rope_theta", config.get("rope_base", target.rope_base))),
         final_norm=False,

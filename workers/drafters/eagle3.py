@@ -50,7 +50,6 @@ from workers.models.checkpoint_files import (
     WeightsError,
     describe_contents,
     load_tensors,
-    safetensors_metadata,
 )
 from workers.models.layouts import EAGLE_3, find_layout
 from workers.models.linear import PackedLinear
@@ -70,9 +69,8 @@ def default_taps(layers: int) -> tuple[int, ...]:
 
 
 class Eagle3Decoder(Transformer):
-    """One layer over [embedding ; state], both D wide.
-
-    norm_before_residual: the output of attention is added to the normalised state.
+    """One layer over [embedding ; state], both D wide. With `norm_before_residual`, the output of
+    attention is added to the normalised state.
     """
 
     capturable = True
@@ -91,11 +89,15 @@ class Eagle3Decoder(Transformer):
         return layer
 
     def attention_inputs(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The inputs of attention [R, S, 2D], and what its output is added to [R, S, D]."""
+        """The inputs [R, S, 2D] of attention, and the states [R, S, D] that its output is added
+        to.
+        """
         embeddings, states = x.chunk(2, dim=-1)
         normed = self.hidden_norm(states)
         inputs = torch.cat([self.block.attention_norm(embeddings), normed], dim=-1)
-        return inputs, normed if self.norm_before_residual else states
+        if self.norm_before_residual:
+            states = normed
+        return inputs, states
 
     def forward(
         self,
@@ -109,7 +111,10 @@ class Eagle3Decoder(Transformer):
         attention = self.block.attention
         inputs, states = self.attention_inputs(x)
         q, k, v = attention.project(inputs, self.factors(positions))
-        k, v = (k.transpose(1, 2), v.transpose(1, 2)) if cache is None else cache.update(0, k, v)
+        if cache is None:
+            k, v = k.transpose(1, 2), v.transpose(1, 2)
+        else:
+            k, v = cache.update(0, k, v)
         x = states + attention.attend(q, k, v, mask, causal=cache is None and mask is None)
         out: Tensor = x + self.block.feed_forward(self.block.ffn_norm(x))
         return out
@@ -119,9 +124,9 @@ class Eagle3Layer(EagleLayer):
     """The layer of EAGLE-3, with a head of its own over the codes that it drafts.
 
     Args:
-        config: its sizes.
+        config: sizes of the layer.
         taps: the layers of the target whose inputs `fc` mixes.
-        vocab_size: the target's.
+        vocab_size: number of the target's codes.
         draft_vocab: number of codes that it drafts.
         codes: see `EagleLayer`.
         norm_before_residual: the output of attention is added to the normalised state.
@@ -199,15 +204,11 @@ class Eagle3Drafter(EagleDrafter):
     @classmethod
     def load(cls, path: Path, target: Target) -> Eagle3Drafter:
         """A drafter from the project's own file or a published drafter (a file or a folder)."""
-        own = path / "eagle3.safetensors" if path.is_dir() else path
-        if (
-            own.suffix.lower() == ".safetensors"
-            and own.is_file()
-            and "config" in safetensors_metadata(own)
-        ):
-            layer, header = read_module(own, "an EAGLE-3 layer", build_eagle3)
-            return cls(target, layer, filler=header.get("filler", 0))
-        return _load_published(path, target)
+        own = cls.own_file(path)
+        if own is None:
+            return _load_published(path, target)
+        layer, header = read_module(own, "an EAGLE-3 layer", build_eagle3)
+        return cls(target, layer, filler=header.get("filler", 0))
 
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[Eagle3Drafter, str]:
@@ -302,12 +303,15 @@ def _load_published(path: Path, target: Target) -> Eagle3Drafter:
 
 
 def _read_taps(path: Path, keys: Mapping[str, Any], layers: int) -> tuple[int, ...]:
-    """The layers whose inputs a published drafter reads. speculators names them so; SpecForge, in
-    `eagle_config`, by the layers before them.
+    """The layers whose inputs a published drafter reads. speculators names these layers; SpecForge
+    names, in `eagle_config`, the layers before them.
     """
+    taps = default_taps(layers)
     earlier = (keys.get("eagle_config") or {}).get(_TAPS)
-    named = keys.get(_TAPS) if earlier is None else [tap + 1 for tap in earlier]
-    taps = default_taps(layers) if named is None else tuple(named)
+    if earlier is not None:
+        taps = tuple(tap + 1 for tap in earlier)
+    elif keys.get(_TAPS) is not None:
+        taps = tuple(keys[_TAPS])
     if not taps or not all(isinstance(tap, int) and 0 <= tap < layers for tap in taps):
         raise WeightsError(
             f"{path}: {_TAPS} names the inputs of layers {list(taps)}, the target has the layers 0 "
@@ -317,11 +321,11 @@ def _read_taps(path: Path, keys: Mapping[str, Any], layers: int) -> tuple[int, .
 
 
 def _check_form(path: Path, keys: Mapping[str, Any]) -> None:
-    """Refuse what the config says of a layer of another form."""
+    """Raises WeightsError if the config is that of a layer of another form."""
     layer = keys.get("transformer_layer_config", keys)
     rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
     form = rope.get("rope_type", rope.get("type", "default"))
-    usual_norm = "speculators_model_type" not in keys  # speculators' flag is another one
+    usual_norm = "speculators_model_type" not in keys  # in speculators the key has another meaning
     problem = next((f"{key} is of EAGLE-3.1" for key in _LATER_KEYS if keys.get(key)), None)
     if keys.get("norm_output", usual_norm) != usual_norm:
         problem = "norm_output is of EAGLE-3.1"
@@ -339,8 +343,8 @@ def _own_vocabulary(
     path: Path, tensors: Mapping[str, Tensor], target: Target, vocabulary: int | None
 ) -> dict[str, Tensor]:
     """The tensors with embeddings, and rows of the head, for the target's codes only, and `ids` in
-    place of d2t and t2d. vocabulary: the target's size by config.json, which is needed without t2d
-    and embeddings.
+    place of d2t and t2d. `vocabulary` is the size of the target's vocabulary by config.json, which
+    is needed without t2d and embeddings.
     """
     if "lm_head.weight" not in tensors:
         raise WeightsError(
@@ -354,7 +358,7 @@ def _own_vocabulary(
         (name for name in ("t2d", "embed_tokens.weight") if name in tensors), "lm_head.weight"
     )
     count = len(tensors[listed])
-    # d2t alone: it says which tokens are drafted
+    # Without t2d and embeddings, only d2t says which tokens are drafted.
     if listed == "lm_head.weight" and offsets is not None:
         if vocabulary is None and target.transformer.config.rope == "line":
             raise WeightsError(
@@ -395,7 +399,7 @@ def _drafted_ids(
     """Each draft token's id [rows] in a vocabulary of `count` tokens.
 
     Args:
-        path: of the drafter, for messages.
+        path: path of the drafter, for messages.
         offsets: d2t, each draft token's id minus its row [rows]. On the meta device they are 0.
         drafted: t2d, which tokens are drafted [count]; None: the file has none.
         rows: number of draft tokens.

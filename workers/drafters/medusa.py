@@ -47,8 +47,10 @@ class MedusaHeads(nn.Module):
         return features + torch.nn.functional.silu(self.residuals[head](features))
 
     def projection(self, head: int, target_head: nn.Module) -> nn.Module:
-        """W_m."""
-        return target_head if self.heads is None else self.heads[head]
+        """W_m: the head's own projection, or the target's head."""
+        if self.heads is None:
+            return target_head
+        return self.heads[head]
 
     def forward(self, features: Tensor, head: int, target_head: nn.Module) -> Tensor:
         """Logits [..., V] of head `head` on features [..., D]."""
@@ -61,7 +63,7 @@ class MedusaDrafter(Drafter):
 
     kind = "medusa"
     capturable = True
-    feature: Tensor  # [R, D] the target's, of the token before the root
+    feature: Tensor  # [R, D] the target's feature of the token before the root
 
     def __init__(self, target: Target, heads: MedusaHeads) -> None:
         super().__init__()
@@ -69,7 +71,7 @@ class MedusaDrafter(Drafter):
         self.check_size("vocab_size", heads.vocab_size, target.vocab_size)
         self.heads = heads
         self.max_levels = len(heads.residuals)
-        # in a tuple, so that the target's modules are not registered as the drafter's
+        # In a tuple, so that the target's modules are not registered as the drafter's.
         self._target = (target,)
 
     @classmethod
