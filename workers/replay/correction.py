@@ -25,78 +25,80 @@ from workers.replay.prediction import LENGTH, Prediction
 Array = NDArray[np.float64]
 Kind = tuple[str, str]  # kinds of drafter and tree
 
-# standard deviations that cross-validation chooses among: of offsets, of slopes, of what the line
-# does not explain
+# Standard deviations among which cross-validation chooses.
 _OFFSETS = (0.003, 0.01, 0.03, 0.1)
 _SLOPES = (0.03, 0.1, 0.3)
-_NOISES = (0.003, 0.01, 0.02, 0.04)
+_NOISES = (0.003, 0.01, 0.02, 0.04)  # of what offset and slope do not explain
 
 
 class Observation(NamedTuple):
-    """A setting that has run: its prediction, and the mean accepted length that its trial
-    measured.
-    """
+    """A setting that has run."""
 
     config: DecodingConfig
     prediction: Prediction
-    measured: Estimate
+    measured: Estimate  # the mean accepted length that its trial measured
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scales:
-    """Standard deviations of offsets, of slopes, and of what the line does not explain."""
+    """Standard deviations of the regression's parts."""
 
     offset: float
     slope: float
-    noise: float
+    noise: float  # of what offset and slope do not explain
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Correction:
-    """The regression on n observations. weights [n]: weights of the observations' covariances with
-    a prediction.
-    """
+    """The regression on n observations."""
 
-    kinds: tuple[Kind, ...]
-    excess: Array
+    kinds: tuple[Kind, ...]  # [n]
+    excess: Array  # [n]
     scales: Scales
-    inverse: Array
-    weights: Array
+    inverse: Array  # [n, n] inverse of the observations' covariance
+    weights: Array  # [n] weights of the observations' covariances with a prediction
     left_out: Array  # [n] log measured - log predicted, each corrected by the other observations
 
     @classmethod
     def fit(cls, observations: Sequence[Observation]) -> Correction:
-        """The correction by the scales of best leave-one-out log likelihood.
+        """The correction with the scales of the best leave-one-out log likelihood.
 
         Raises:
-            ValueError: no observations.
+            ValueError: there are no observations.
         """
         if not observations:
             raise ValueError("a correction needs trials that have run: at least one with a drafter")
         kinds, excess, ratio = cls.columns(observations)
-        noise = np.array([o.measured.error / o.measured.value for o in observations])
+        noise = np.array([entry.measured.error / entry.measured.value for entry in observations])
         fits = [
-            cls.with_scales(kinds, excess, ratio, noise, Scales(*s))
-            for s in product(_OFFSETS, _SLOPES, _NOISES)
+            cls.with_scales(kinds, excess, ratio, noise, Scales(*deviations))
+            for deviations in product(_OFFSETS, _SLOPES, _NOISES)
         ]
         return max(fits, key=lambda fitted: fitted[0])[1]
 
     @staticmethod
     def columns(observations: Sequence[Observation]) -> tuple[tuple[Kind, ...], Array, Array]:
         """Kinds [n], excess [n], and log measured - log predicted accepted length [n]."""
-        excess = [o.prediction.values["excess"].value for o in observations]
+        kinds = tuple(_kind(entry.config) for entry in observations)
+        excess = [entry.prediction.values["excess"].value for entry in observations]
         ratio = [
-            math.log(o.measured.value / o.prediction.mean_accepted_length.value)
-            for o in observations
+            math.log(entry.measured.value / entry.prediction.mean_accepted_length.value)
+            for entry in observations
         ]
-        return tuple(_kind(o.config) for o in observations), np.array(excess), np.array(ratio)
+        return kinds, np.array(excess), np.array(ratio)
 
     @classmethod
     def with_scales(
         cls, kinds: tuple[Kind, ...], excess: Array, ratio: Array, noise: Array, scales: Scales
     ) -> tuple[float, Correction]:
-        """The leave-one-out log likelihood of some scales, and the fit. noise [n]: relative errors
-        of the measured.
+        """The leave-one-out log likelihood of some scales, and the fit.
+
+        Args:
+            kinds: [n] kinds of the observed settings.
+            excess: [n] their predicted excess.
+            ratio: [n] log measured - log predicted accepted length.
+            noise: [n] relative errors of the measured lengths.
+            scales: the scales.
         """
         covariance = _covariance(kinds, excess, kinds, excess, scales) + np.diag(
             scales.noise**2 + noise**2

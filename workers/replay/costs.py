@@ -23,28 +23,30 @@ Group = tuple[object, ...]
 
 
 class ImageCost(NamedTuple):
-    """Seconds of one image: `prefill` once, `per_pass` for each later pass of the target. error:
-    that of `per_pass`.
-    """
+    """Seconds of one image."""
 
-    prefill: float
-    per_pass: float
-    error: float
+    prefill: float  # once
+    per_pass: float  # for each pass of the target after the prefill
+    error: float  # standard error of `per_pass`
 
     @classmethod
     def of(cls, images: Iterable[ImageStatistics]) -> ImageCost:
-        """The cost that timed images show. The error is over images, 0 for a single one."""
+        """The cost of timed images. The error is over images; it is 0 for a single one."""
         timed = list(images)
         prefills = [image.seconds["prefill"] for image in timed]
         rates = np.array(
             [(image.latency - p) / image.passes for image, p in zip(timed, prefills, strict=True)]
         )
-        error = float(rates.std(ddof=1) / len(timed) ** 0.5) if len(timed) > 1 else 0.0
+        error = 0.0
+        if len(timed) > 1:
+            error = float(rates.std(ddof=1) / len(timed) ** 0.5)
         return cls(float(np.mean(prefills)), float(rates.mean()), error)
 
 
 def _group(config: DecodingConfig) -> Group:
-    """Settings of one group differ only in the tree's size and the rule's numbers."""
+    """The group of a setting: settings of one group differ only in the tree's size and the rule's
+    numbers.
+    """
     shape = config.shape
     return shape.drafter, shape.policy.kind, shape.sampling, shape.work
 
@@ -92,9 +94,15 @@ class CostModel:
 def speedup(
     accepted_length: Estimate, cost: ImageCost, vanilla: ImageCost, tokens: int
 ) -> Estimate:
-    """Vanilla's seconds for an image of so many tokens over a setting's.
+    """Vanilla's seconds for an image over a setting's.
 
     The errors of the accepted length and of both costs are taken as independent.
+
+    Args:
+        accepted_length: mean tokens per pass of the setting.
+        cost: seconds of an image with the setting.
+        vanilla: seconds of an image with vanilla.
+        tokens: tokens of an image.
     """
     passes = (tokens - 1) / accepted_length.value
     own = cost.prefill + passes * cost.per_pass

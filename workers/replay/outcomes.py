@@ -51,9 +51,14 @@ def step_outcomes(
 ) -> StepOutcomes:
     """Apply a rule to steps.
 
-    kept [S, N] bool, levels [S]: use the sub-tree of these nodes, as a tree of so many drafted
-    levels. costs: also `total_variation`, which takes most of the time of a relaxed rule; otherwise
-    it is not the rule's.
+    Args:
+        steps: the steps.
+        rule: the acceptance rule.
+        tables: its neighbour tables.
+        kept: [S, N] bool: use only the sub-tree of these nodes.
+        levels: [S] drafted levels of the sub-trees.
+        costs: compute `total_variation` too, which takes most of the time of a relaxed rule;
+            without it, its values are not those of the rule.
     """
     depth = steps.depth if kept is None else steps.depth * kept
     eligible = (depth > 0) & (depth < steps.remaining[:, None])
@@ -86,9 +91,9 @@ def _deepest(steps: RecordedSteps) -> int:
 class _Siblings:
     """The tests of all inner slots of all steps, flattened to S * I rows.
 
-    accept, excess [S, N]: once a node's parent is accepted, its own probability, and by how much it
-    is higher than the exact rule's. bias [S * I]: sum over the tests of sampled children of the
-    total variation that each adds.
+    `accept` [S, N] is a node's probability of being accepted once its parent is, and `excess`
+    [S, N] by how much that is higher than under the exact rule. `bias` [S * I] is the sum over the
+    tests of sampled children of the total variation that each adds.
     """
 
     def __init__(
@@ -114,21 +119,20 @@ class _Siblings:
         if steps.proposal is not None:
             self.proposal = steps.proposal.flatten(0, 1)
         self.ranks = steps.children.shape[2]
-        if self.ranks > 1 or self.proposal is None:  # a rejection changes them for what comes next
+        if self.ranks > 1 or self.proposal is None:  # a rejection changes them for later siblings
             self.residual = self.residual.clone()
-            self.proposal = None if self.proposal is None else self.proposal.clone()
+            if self.proposal is not None:
+                self.proposal = self.proposal.clone()
         self.tested = torch.zeros(len(self.step), dtype=torch.bool, device=eligible.device)
-        # that no earlier sibling was accepted
+        # The probability that no earlier sibling was accepted.
         self.open = torch.ones(len(self.step), device=eligible.device)
         self.accept = torch.zeros(steps.tokens.shape, device=eligible.device)
         self.excess = torch.zeros_like(self.accept)
         self.bias = torch.zeros_like(self.open)
         is_paper = costs and rule.resampling == "paper" and not rule.neighbourhood.exact
-        self.optimal: AcceptanceRule | None
+        self.optimal: AcceptanceRule | None = None
         if is_paper and self.proposal is not None:
             self.optimal = replace(rule, resampling="optimal")
-        else:
-            self.optimal = None
 
     def test(self, rank: int) -> None:
         """Test the children of one rank. Later ranks may have children where this one has none."""
@@ -183,7 +187,7 @@ class _Siblings:
         return replace(self.tables, ranking=self.steps.ranking.flatten(0, 1)[rows])
 
     def total_variation(self) -> Tensor:
-        """The total variation of the token after each slot [S * I]: see `StepOutcomes`."""
+        """The total variation of the token after each slot, [S * I] (see `StepOutcomes`)."""
         if self.proposal is not None:
             return self.bias
         rows = self.tested.nonzero()[:, 0]
@@ -201,19 +205,19 @@ class _Siblings:
 
 
 def _total_variation(a: Tensor, b: Tensor) -> Tensor:
-    """Between the rows of a and b [n, V]."""
+    """The total variation [n] between the rows of a and b [n, V]."""
     return (a - b).abs().sum(1) / 2
 
 
 def _along_paths(
     steps: RecordedSteps, siblings: _Siblings, total_variation: Tensor
 ) -> StepOutcomes:
-    """Multiply the probabilities along every path. total_variation [S, I]: that of the token after
-    each slot.
+    """Multiply the probabilities along every path. `total_variation` [S, I] is that of the token
+    after each slot.
     """
     count, nodes = steps.tokens.shape
     row = torch.arange(count, device=siblings.accept.device)[:, None]
-    reach = torch.zeros(count, nodes + 1, device=row.device)  # by slot
+    reach = torch.zeros(count, nodes + 1, device=row.device)  # probability that a slot is reached
     reach[:, 0] = 1
     excess = torch.zeros_like(reach)
     distance = torch.zeros(count, device=row.device)

@@ -32,14 +32,15 @@ QUANTITIES = (LENGTH, *MEASURES)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Predicted values by name (`QUANTITIES`), with standard errors over blocks of captions.
+    """Predicted values, with standard errors over blocks of captions.
 
     The mean accepted length is in tokens per target pass, prefill excluded; the measures of
-    `StepOutcomes` are means per emitted token. approximate: what is drafted depends on the rule or
-    on what was accepted before, so that the replayed drafts are not quite the setting's own.
+    `StepOutcomes` are means per emitted token.
     """
 
-    values: Mapping[str, Estimate]
+    values: Mapping[str, Estimate]  # by name (`QUANTITIES`)
+    # Whether drafts depend on the rule or on what was accepted before, so that the replayed ones
+    # are not quite the setting's own.
     approximate: bool = False
 
     @property
@@ -54,21 +55,21 @@ class Prediction:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """Steps that a setting took on so many images."""
+    """The recorded steps of a setting."""
 
     config: DecodingConfig
     steps: RecordedSteps
-    block: Tensor  # [S] the block of each step's caption
-    images: int
+    block: Tensor  # [S] block of each step's caption
+    images: int  # number of images
     grid: Grid
 
     def outcomes(
         self, rule: AcceptanceRule, tables: NeighbourTables, tree: TreePolicy | None = None
     ) -> StepOutcomes:
-        """The outcomes of a rule. tree: one that the recorded trees contain, to which the rule is
-        applied instead.
-        """
-        steps = self._ranked_steps if rule.neighbourhood.reads_ranking else self.steps
+        """The outcomes of a rule on the recorded trees, or on `tree`, which they must contain."""
+        steps = self.steps
+        if rule.neighbourhood.reads_ranking:
+            steps = self._ranked_steps
         if tree is None:
             return step_outcomes(steps, rule, tables)
         kept, levels = subtree(steps, self.config.policy, tree)
@@ -77,7 +78,9 @@ class Recording:
     @cached_property
     def _ranked_steps(self) -> RecordedSteps:
         """The steps with their ranking, which is computed once if they lack it."""
-        return self.steps if self.steps.ranking is not None else self.steps.ranked()
+        if self.steps.ranking is not None:
+            return self.steps
+        return self.steps.ranked()
 
     @cached_property
     def own_speed(self) -> float:
@@ -88,21 +91,28 @@ class Recording:
     def predict(
         self, outcomes: StepOutcomes, step: Tensor | None = None, position: Tensor | None = None
     ) -> Prediction:
-        """Predict from the outcomes of the recorded steps, or of R passes: `step` [R] stands for
-        each at `position`.
+        """Predict from the outcomes of the recorded steps, or of R simulated passes at `position`
+        [R], for which the recorded steps `step` [R] stand.
         """
-        block = self.block if step is None else self.block[step]
-        position = self.steps.position if position is None else position
+        block = self.block
+        if step is not None:
+            block = block[step]
+        if position is None:
+            position = self.steps.position
         return predict(outcomes, block, position // self.grid.cols, self.images)
 
 
 def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: int) -> Prediction:
-    """The prediction from the outcomes of S steps of so many images.
+    """The prediction from the outcomes of S steps.
 
-    block [S]: of each step's caption. image_row [S]: row of the image in which the step starts.
+    Args:
+        outcomes: the outcomes.
+        block: [S] block of each step's caption.
+        image_row: [S] row of the image in which the step starts.
+        images: number of images.
 
     Raises:
-        MetricUnavailable: fewer than two blocks.
+        MetricUnavailable: there are fewer than two blocks.
     """
     blocks = block_sizes(block).numel()
     rows = int(image_row.max()) + 1
@@ -120,8 +130,8 @@ def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: in
 
 
 def interpolate(first: Prediction, second: Prediction, weight: float) -> Prediction:
-    """Between two predictions from recordings of the same captions, with this weight of the second:
-    linear in the measures and in the log of the accepted length.
+    """A prediction between two from recordings of the same captions, with this weight of the
+    second: linear in the measures and in the log of the accepted length.
     """
     values = {
         name: _between(estimate, second.values[name], weight, log=name == LENGTH)
@@ -134,9 +144,12 @@ def _between(first: Estimate, second: Estimate, weight: float, *, log: bool) -> 
     columns = torch.tensor(
         [(entry.value, *entry.replicates) for entry in (first, second)], dtype=torch.float64
     )
-    columns = columns.log() if log else columns
+    if log:
+        columns = columns.log()
     values = (1 - weight) * columns[0] + weight * columns[1]
-    return Estimate.from_replicates(values.exp() if log else values, first.n)
+    if log:
+        values = values.exp()
+    return Estimate.from_replicates(values, first.n)
 
 
 def _per_token(sums: Tensor) -> Tensor:

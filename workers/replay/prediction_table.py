@@ -24,14 +24,12 @@ from workers.runtime.timing import time_images
 
 
 class PredictedSetting(NamedTuple):
-    """A row of the table. params: in the study of a search; None outside of the space. cost: None
-    if not timed.
-    """
+    """A row of the table."""
 
     config: DecodingConfig
-    params: Mapping[str, Any] | None
+    params: Mapping[str, Any] | None  # parameters in the study of a search; None: not in its space
     prediction: Prediction
-    cost: ImageCost | None
+    cost: ImageCost | None  # None: not timed
 
 
 def why_unpredictable(config: DecodingConfig) -> str | None:
@@ -45,9 +43,7 @@ def why_unpredictable(config: DecodingConfig) -> str | None:
 
 
 def check_predictable(configs: Iterable[DecodingConfig]) -> None:
-    """Raise ValueError if replay can describe none of these settings, or if nothing is drafted in
-    any of them.
-    """
+    """Raise ValueError if replay can describe none of these settings, or if none of them drafts."""
     reasons = set()
     for config in configs:
         if not config.is_vanilla:
@@ -71,12 +67,19 @@ def predict_settings(
     max_steps: int = MAX_STEPS,
     log: Callable[[str], None] = lambda line: None,
 ) -> pa.Table:
-    """Record the task's captions, time some of its settings, and predict all. captions: of the
-    sweep.
+    """Record the task's captions, time some of its settings, and predict all.
 
-    A row per setting: its digest, its config and its parameters in the study as JSON, for each of
-    `QUANTITIES` the value and its standard error, and the seconds of an image (`ImageCost`), null
-    for a setting that was not timed.
+    The table has a row per setting: its digest, its config and its parameters in the study as JSON,
+    for each of `QUANTITIES` the value and its standard error, and the seconds of an image
+    (`ImageCost`), null for a setting that was not timed.
+
+    Args:
+        models: the models.
+        captions: captions of the sweep.
+        task: the settings, and how many captions are recorded.
+        seed: seed of the images.
+        max_steps: about so many steps are kept of a recording.
+        log: gets lines about the progress.
 
     Raises:
         ConfigError: the model does not support a setting, or replay cannot describe it.
@@ -108,14 +111,14 @@ def predict_settings(
         )
     for field in ImageCost._fields:
         arrays[f"cost_{field}"] = pa.array(
-            [getattr(costs.get(c), field, None) for c in task.configs], pa.float64()
+            [getattr(costs.get(config), field, None) for config in task.configs], pa.float64()
         )
     return pa.table(arrays)
 
 
 def read_predictions(table: pa.Table, captions: int) -> list[PredictedSetting]:
-    """The rows of a table. captions: number of recorded images. Old tables have no costs, and do
-    not say whether a prediction is approximate.
+    """The rows of a table of predictions from so many recorded images. Old tables have no costs,
+    and do not say whether a prediction is approximate.
     """
     settings = []
     for row in table.to_pylist():

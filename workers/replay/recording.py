@@ -23,7 +23,7 @@ from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
 
-_EMPTY = {"children": -1}  # fills a smaller tree; 0 in all other columns
+_EMPTY = {"children": -1}  # what fills the columns of smaller trees; 0 in all others
 
 
 class StepColumns:
@@ -100,7 +100,10 @@ def _concat(columns: Sequence[Tensor | None], empty: int) -> Tensor | None:
 class StepRecorder:
     """An engine's observer that keeps the passes of every image, or a random share of them.
 
-    sampling: the engine's. codebook [V, d]: the vectors that codes are decoded from.
+    Args:
+        sampling: sampling of the engine.
+        codebook: [V, d] the vectors that codes are decoded from.
+        share: probability with which a pass is kept.
     """
 
     def __init__(self, sampling: Sampling, codebook: Tensor, share: float = 1.0) -> None:
@@ -110,7 +113,7 @@ class StepRecorder:
         self._parts: list[RecordedSteps] = []
 
     def __call__(self, batch: Batch, tree: DraftTree, logits: Tensor) -> None:
-        """Record a pass. logits [B, N+1, V]: the target's guided logits."""
+        """Record a pass with the target's guided logits [B, N + 1, V]."""
         numbers = rng.uniform(
             batch.keys, batch.emitted, rng.Purpose.RECORD, torch.zeros_like(batch.emitted)
         )
@@ -131,7 +134,9 @@ def _steps(
     """The pass of every row."""
     children = tree.shape.children.expand(batch.size, -1, -1) - 1  # slots to nodes
     is_leaf = (children < 0).all(2)
-    count = int((~is_leaf).sum(1).max()) if tree.shape.nodes else 0
+    count = 0
+    if tree.shape.nodes:
+        count = int((~is_leaf).sum(1).max())
     inner = is_leaf.int().sort(dim=1, stable=True).indices[:, :count]
     row = torch.arange(batch.size, device=inner.device)[:, None]
     proposal = None
@@ -139,6 +144,9 @@ def _steps(
         proposal = tree.probs[row, tree.probs_index.expand(batch.size, -1)[row, inner]]
     node = children[row, inner]
     target = to_probs(logits[row, inner], sampling)
+    scores = tree.scores
+    if scores is not None:
+        scores = scores.clamp_min(torch.finfo(scores.dtype).min)
     code_distance, surprise = _node_measures(tree.tokens, node, target, codebook)
     return RecordedSteps(
         image=batch.keys,
@@ -151,9 +159,7 @@ def _steps(
         children=node,
         target=target,
         proposal=proposal,
-        scores=None
-        if tree.scores is None
-        else tree.scores.clamp_min(torch.finfo(tree.scores.dtype).min),
+        scores=scores,
         code_distance=code_distance,
         surprise=surprise,
     )
@@ -172,10 +178,10 @@ def _node_measures(
     products = (codebook[x] * (target @ codebook)[:, :, None]).sum(-1)
     distance = squares[x] - 2 * products + (target @ squares)[..., None]
     surprise = (target * logs).sum(-1, keepdim=True) - logs.gather(2, x)
-    # the last column takes what is no node
+    # Entries without a child go to an extra last column, which is dropped.
     place = torch.where(children < 0, nodes, children).flatten(1)
     both = [
-        distance.new_zeros(batch, nodes + 1).scatter(1, place, m.flatten(1))[:, :nodes]
-        for m in (distance, surprise)
+        distance.new_zeros(batch, nodes + 1).scatter(1, place, measure.flatten(1))[:, :nodes]
+        for measure in (distance, surprise)
     ]
     return both[0], both[1]

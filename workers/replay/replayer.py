@@ -28,17 +28,15 @@ from workers.replay.simulation import simulate
 from workers.replay.subtrees import union_policy
 from workers.replay.windows import RECORDED_RULES, predict_window, window_lengths
 
-MAX_STEPS = 512  # steps of a recording, about
+MAX_STEPS = 512  # about so many steps are kept of a recording
 
 
 class RecordingKey(NamedTuple):
-    """Settings with one key share recordings. trees: how the children of a fixed tree are chosen,
-    or the kind of another tree.
-    """
+    """Settings with one key share recordings."""
 
     drafter: DrafterChoice
     sampling: Sampling
-    trees: str
+    trees: str  # how the children of a fixed tree are chosen, or the kind of another tree
 
 
 def _runs(settings: Sequence[DecodingConfig]) -> list[DecodingConfig]:
@@ -91,19 +89,24 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
         raise ConfigError(("acceptance", "verification"), problem)
     policy = config.policy
     union_policy([policy])
-    if policy.fixed is None:
-        trees = policy.kind
-    else:
+    trees = policy.kind
+    if policy.fixed is not None:
         trees = "sampled" if policy.fixed.sampled else "top"
     return RecordingKey(config.drafter, config.sampling, trees)
 
 
 class Replayer:
-    """Predictions for settings of one model. requests: the images that are recorded.
+    """Predictions for settings of one model.
 
-    max_steps: about so many steps are kept of a recording, at random, which bounds memory and time
-    of a prediction. The first prediction by a rule of groups adds a ranking, half as large as the
-    probs of a step.
+    The first prediction by a rule of groups adds a ranking, half as large as the probs of a step.
+
+    Args:
+        models: the models.
+        requests: the images that are recorded.
+        seed: seed of the images.
+        batch: images recorded together.
+        max_steps: about so many steps are kept of a recording, at random, which bounds memory and
+            time of a prediction.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class Replayer:
         for config in configs:
             if not config.is_vanilla:
                 groups.setdefault(recording_key(config), []).append(config)
-        # checks all before the first image
+        # Before the first image is generated, because it refuses settings.
         runs = {key: _runs(settings) for key, settings in groups.items()}
         self._recordings |= {
             key: [self._record(config) for config in configs] for key, configs in runs.items()
@@ -174,7 +177,7 @@ class Replayer:
 
     def _record(self, config: DecodingConfig) -> Recording:
         assert config.sampling is not None
-        # a pass emits at least one token, and two or three in the mean
+        # A pass emits at least one token, and two or three in the mean.
         most = len(self.requests) * self.models.target.grid.tokens
         recorder = StepRecorder(
             config.sampling, self.models.target.codebook, min(1.0, 2 * self.max_steps / most)

@@ -35,7 +35,12 @@ def simulate(
     """The outcomes of R simulated passes, the recorded step [R] that stands for each, and its token
     position [R].
 
-    outcomes_of: the outcomes of the recorded steps with the tree of one of the policy's sizes.
+    Args:
+        steps: the recorded steps.
+        policy: the policy with a `size_map`.
+        grid: the token grid.
+        outcomes_of: computes the outcomes of the recorded steps with the tree of one of the
+            policy's sizes.
     """
     keys, nearest = nearest_steps(steps, grid)
     keys = keys.repeat(_REPLICAS)

@@ -24,7 +24,7 @@ from workers.decoding.tree import DraftTree
 from workers.models.target import Target
 from workers.replay.recording import RecordedSteps
 
-_MAX_NODES = 256  # nodes of a recorded tree; it lacks the least likely beyond them
+_MAX_NODES = 256  # nodes of a recorded tree: the most likely ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,19 +122,17 @@ def _dynamic_nodes(steps: RecordedSteps, size: TreeSize) -> Tensor:
     row = torch.arange(count, device=steps.tokens.device)[:, None]
     drafted = steps.depth > 0
     no_slot = nodes + 1
-    # the children of each slot
+    # The children of each slot; padding of smaller trees goes to `no_slot`.
     children_of = steps.children.new_full((count, no_slot + 1, steps.children.shape[2]), -1)
-    # smaller trees are padded
     slots = torch.where((steps.children >= 0).any(2), steps.inner, no_slot)
     children_of[row, slots] = steps.children
     candidates = torch.zeros_like(drafted)
     expanded = torch.zeros_like(row).expand(count, 1)
     for _ in range(size.depth):
         children = children_of[row, expanded][..., : size.width].flatten(1)
-        level = drafted.new_zeros(count, nodes + 1)  # the last column takes what is no node
-        level = (
-            level.scatter(1, torch.where(children < 0, nodes, children), True)[:, :nodes] & drafted
-        )
+        # Entries without a child go to an extra last column, which is dropped.
+        place = torch.where(children < 0, nodes, children)
+        level = drafted.new_zeros(count, nodes + 1).scatter(1, place, True)[:, :nodes] & drafted
         candidates |= level
         best = surest(steps.scores, level, size.width)
         order = (~best).int().sort(dim=1, stable=True).indices[:, : size.width]
@@ -143,14 +141,12 @@ def _dynamic_nodes(steps: RecordedSteps, size: TreeSize) -> Tensor:
 
 
 class _Level(NamedTuple):
-    """Candidates of one level: tokens, scores (log confidences) and parents (candidates of all
-    levels, -1 for the root) [B, C], and which of them the trees of each width have [B, W, C].
-    """
+    """Candidates of one level."""
 
-    tokens: Tensor
-    scores: Tensor
-    parents: Tensor
-    members: Tensor
+    tokens: Tensor  # [B, C]
+    scores: Tensor  # [B, C] log confidences
+    parents: Tensor  # [B, C] indices among the candidates of all levels, -1 for the root
+    members: Tensor  # [B, W, C] which of them the trees of each width have
 
 
 class NestedDrafting(DynamicTree):
@@ -183,21 +179,13 @@ class NestedDrafting(DynamicTree):
             above = levels[-1]
             expanded = self._expanded(above, depth)
             index, exists = _first(expanded.any(1))
-            step, tokens = self.top_children(
-                self.drafter.expand(
-                    batch,
-                    above.tokens.gather(1, index),
-                    index // self.width if depth > 2 else None,
-                ),
-                self.width,
-            )
-            scores = (
-                above.scores.gather(1, index).masked_fill(~exists, -torch.inf)[..., None] + step
-            )
-            own = (
-                expanded.gather(2, index[:, None].expand(-1, len(self._widths), -1))
-                & exists[:, None]
-            )
+            parents = index // self.width if depth > 2 else None
+            logits = self.drafter.expand(batch, above.tokens.gather(1, index), parents)
+            step, tokens = self.top_children(logits, self.width)
+            reached = above.scores.gather(1, index).masked_fill(~exists, -torch.inf)
+            scores = reached[..., None] + step
+            own = expanded.gather(2, index[:, None].expand(-1, len(self._widths), -1))
+            own = own & exists[:, None]
             levels.append(
                 _Level(
                     tokens.flatten(1),
@@ -218,7 +206,7 @@ class NestedDrafting(DynamicTree):
         return expanded
 
     def _choose(self, levels: list[_Level]) -> DraftTree:
-        """The nodes that a tree of some size keeps."""
+        """The tree of all nodes that the tree of at least one size keeps."""
         tokens, scores, parents = (
             torch.cat(column, 1) for column in list(zip(*levels, strict=True))[:3]
         )
@@ -249,7 +237,7 @@ def surest(scores: Tensor, among: Tensor, count: int) -> Tensor:
 
 def _first(mask: Tensor) -> tuple[Tensor, Tensor]:
     """The indices [B, E] of each row's true entries in order, padded with others, and which of them
-    are true. Reads their largest number from the device: a recording need not be quick.
+    are true. Waits for the device to read their largest number: a recording need not be fast.
     """
     index = (~mask).int().sort(dim=1, stable=True).indices[:, : int(mask.sum(1).max())]
     return index, mask.gather(1, index)

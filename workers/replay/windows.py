@@ -29,8 +29,8 @@ _MARGIN = 0.5  # extrapolation on both sides, as a share of the distance between
 def predict_window(
     recordings: Sequence[Recording], config: DecodingConfig, tables: NeighbourTables
 ) -> Prediction:
-    """The prediction for a Jacobi window. recordings: of each length, by the exact rule, then by
-    the relaxed one.
+    """The prediction for a Jacobi window, from two recordings of each length: by the exact rule,
+    then by the relaxed one.
 
     Raises:
         ConfigError: the window's length is not between two recorded ones.
@@ -73,7 +73,7 @@ def neighbours(length: int, recorded: Iterable[int]) -> tuple[int, int, float]:
     """The recorded lengths next to a length, and the weight of the second.
 
     Raises:
-        ConfigError: it is not between two of them.
+        ConfigError: the length is not between two of them.
     """
     recorded = sorted(recorded)
     if not recorded or not recorded[0] <= length <= recorded[-1]:
@@ -88,15 +88,19 @@ def neighbours(length: int, recorded: Iterable[int]) -> tuple[int, int, float]:
 
 
 def relaxed_weight(speeds: tuple[float, float], emitted: tuple[float, float]) -> float:
-    """The weight of the relaxed recording at a rule's own speed. speeds: of the exact rule's
-    recording and the relaxed one's. emitted: tokens per pass of the rule over both.
+    """The weight of the relaxed recording at a rule's own speed.
+
+    Solves log speed = log emitted[0] + weight * change with weight = (log speed - log speeds[0]) /
+    between, where `between` and `change` are the differences of the logs of `speeds` and `emitted`.
+
+    Args:
+        speeds: tokens per pass of the exact rule's recording, and of the relaxed rule's.
+        emitted: tokens per pass of the rule itself on these two recordings.
     """
     between = math.log(speeds[1] / speeds[0])
     change = math.log(emitted[1] / emitted[0])
-    # log speed = log emitted[0] + weight * change, and weight = (log speed - log speeds[0]) /
-    # between
     slack = between - change
-    # the rule makes any speed faster: the fastest recorded one is next to it
+    # The rule makes any speed faster: the fastest recorded speed is the nearest.
     if slack <= 0 or between == 0:
         return 1.0
     return min(max(math.log(emitted[0] / speeds[0]) / slack, -_MARGIN), 1 + _MARGIN)
