@@ -6,8 +6,9 @@ kind of task has one function, and a function registered here is a new kind:
     @makes(QualityShard)
     def make_images(worker: LoadedSweep, shard: QualityShard) -> dict[str, Any]: ...
 
-A function returns what the driver needs to know of its file, as plain data: its name, `ran` (False:
-the file existed and was not made again), the seconds that it took, and the worker that made it.
+A function returns the facts of its file that the driver needs, as plain data: its name, `ran`
+(False: the file existed and was not made again), the seconds that it took, and the worker that made
+it.
 """
 
 from __future__ import annotations
@@ -115,7 +116,8 @@ class Evaluator(LoadedSweep):
         try:
             return self.make(TASK_KINDS.lookup(task.get("kind")).task.from_mapping(task))
         except ShardError as error:
-            if task["kind"] == ReferenceTask.kind:  # no task's result: only the user can replace it
+            # The reference is not the result of another task: only the user can replace it.
+            if task["kind"] == ReferenceTask.kind:
                 raise
             return {"unusable": error.reasons}
 
@@ -233,7 +235,7 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
     """
     name = task.name()
     start = time.perf_counter()
-    # a damaged one, or one of damaged shards, is computed again
+    # A damaged file, and one whose shards are damaged, is computed again.
     with suppress(FileNotFoundError, ValueError):
         stored = load_checked(worker.storage.read(name))
         for shard in (*task.quality, *task.timing):
@@ -271,9 +273,8 @@ def _trial_metrics(
     others: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The metrics of a task, their history (see `MeasureTask`), why others are skipped, and the
-    device of the speeds among them ("": none).
-
-    others: the inputs of metrics that are not of shards.
+    device of the speeds among them ("": none). `others` are the inputs of metrics that do not come
+    from shards.
 
     Raises:
         ShardError: shards are missing or damaged.
@@ -290,8 +291,10 @@ def _trial_metrics(
         **others,
     )
     estimates, skipped = compute_metrics(full, metrics, metrics)
-    for name in [name for name, estimate in estimates.items() if not math.isfinite(estimate.value)]:
-        skipped[name] = f"its value is {estimates.pop(name).value}"
+    for name, estimate in list(estimates.items()):
+        if not math.isfinite(estimate.value):
+            skipped[name] = f"its value is {estimate.value}"
+            del estimates[name]
     history: list[tuple[int, dict[str, dict[str, Any]]]] = []
     if task.halfway and len(parts) > 1:
         half = replace(full, images=Rows.merge(parts[: (len(parts) + 1) // 2]), _cache={})
@@ -316,17 +319,17 @@ def _trial_metrics(
 
 
 def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
-    """The estimates with finite values as plain data; of one whose error is unknown, value and
-    number of images.
+    """The estimates with finite values as plain data. An estimate whose error is unknown keeps only
+    its value and its number of images.
     """
     plain = {}
     for name, estimate in estimates.items():
-        if math.isfinite(estimate.value):
-            if math.isfinite(estimate.error):
-                known = estimate
-            else:
-                known = Estimate(estimate.value, math.inf, estimate.n)
-            plain[name] = known.to_mapping()
+        if not math.isfinite(estimate.value):
+            continue
+        known = estimate
+        if not math.isfinite(estimate.error):
+            known = Estimate(estimate.value, math.inf, estimate.n)
+        plain[name] = known.to_mapping()
     return plain
 
 
@@ -371,8 +374,8 @@ def _make_shard(
     shard: QualityShard | TimingSession,
     compute: Callable[[], tuple[pa.Table, Mapping[str, Any]]],
 ) -> dict[str, Any]:
-    """Write a shard's table with its metadata, unless the file exists. compute: the table, and
-    metadata of this kind of shard.
+    """Write a shard's table with its metadata, unless the file exists. `compute` returns the table,
+    and metadata of this kind of shard.
     """
     name = shard.name(worker.experiment)
     start = time.perf_counter()
@@ -381,7 +384,7 @@ def _make_shard(
     if not worker.storage.exists(name):
         table, about = compute()
         metadata = {**about, "images": shard.images, **_timed(worker, start)}
-        # a second worker may have been quicker: trials may have read its file
+        # Another worker may have been faster, and trials may have read its file.
         if ran := not worker.storage.exists(name):
             common = shard_metadata(shard, worker.experiment, worker.captions, worker.device)
             write_shard(worker.storage, name, table, common | metadata)

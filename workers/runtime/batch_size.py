@@ -13,14 +13,16 @@ from workers.loading.models import Models
 
 MAX_ON_CPU = 32
 MAX_ON_GPU = 128
-IMAGES_PER_DECODE = 64  # decoded from tokens together; fewer where memory runs out
+IMAGES_PER_DECODE = 64  # images decoded from tokens together; fewer where memory runs out
 
 
 def automatic_batch(shapes: Models, config: DecodingConfig, memory: int | None) -> int:
     """The batch size of a config; 1 if none fits.
 
-    shapes: models with the config's drafter, on the meta device if there is a `memory`: bytes of a
-    GPU that models and decoding may take. None: a CPU.
+    Args:
+        shapes: models with the config's drafter; on the meta device if there is a `memory`.
+        config: the config.
+        memory: bytes of a GPU that models and decoding may take; None: a CPU.
 
     Raises:
         ValueError: the models do not support the config.

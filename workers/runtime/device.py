@@ -16,7 +16,7 @@ from workers.decoding.kernels import implementation
 from workers.metrics.timings import EAGER, Device
 
 AUTO = "auto"
-_CPU_BF16 = ("amx_bf16", "avx512_bf16")  # as torch and Linux name them
+_CPU_BF16 = ("amx_bf16", "avx512_bf16")  # instruction sets, by the names of torch and Linux
 _CPUINFO = Path("/proc/cpuinfo")
 
 
@@ -52,18 +52,25 @@ def this_device(device: torch.device) -> Device:
     without CUDA graphs are two devices.
     """
     if device.type == "cuda":
-        return Device(torch.cuda.get_device_name(device) + ("" if are_supported(device) else EAGER))
+        name = torch.cuda.get_device_name(device)
+        if not are_supported(device):
+            name += EAGER
+        return Device(name)
     return Device(_cpu_model(), torch.get_num_threads())
 
 
 def _cpu_model() -> str:
-    lines = _CPUINFO.read_text("utf-8", "replace").splitlines() if _CPUINFO.exists() else []
+    lines = []
+    if _CPUINFO.exists():
+        lines = _CPUINFO.read_text("utf-8", "replace").splitlines()
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
 
 
 def compute_facts(device: torch.device) -> dict[str, Any]:
-    """What this process computes with. kernels: "triton", or "torch" where Triton's do not run."""
+    """What this process computes with. Its `kernels` are "triton", or "torch" where Triton's do not
+    run.
+    """
     return {
         "device": device_name(device),
         "threads": torch.get_num_threads(),
@@ -75,25 +82,28 @@ def compute_facts(device: torch.device) -> dict[str, Any]:
 def training_dtype(device: torch.device, bf16: bool | None = None) -> tuple[torch.dtype, str]:
     """The dtype of a training's matrix products, and the reason in words.
 
-    bf16 None: bfloat16 where the device has instructions for it. Without them it is ten times
-    slower than float32 on a CPU.
+    With `bf16` None it is bfloat16 where the device has instructions for it. Without them bfloat16
+    is ten times slower than float32 on a CPU.
     """
     reason = "as configured"
     if bf16 is None:
         bf16, reason = _bf16_support(device)
-    return torch.bfloat16 if bf16 else torch.float32, reason
+    if bf16:
+        return torch.bfloat16, reason
+    return torch.float32, reason
 
 
 def _bf16_support(device: torch.device) -> tuple[bool, str]:
     """Whether the device has instructions for products of bfloat16 matrices, and what it has."""
     if device.type == "cuda":
         with torch.cuda.device(device):
-            found = torch.cuda.is_bf16_supported(including_emulation=False)
-        return found, f"this GPU has {'' if found else 'no '}bfloat16 instructions"
-    names = [name for name in _CPU_BF16 if name in _cpu_flags()]
-    return bool(
-        names
-    ), f"this CPU has {names[0] if names else 'neither ' + ' nor '.join(_CPU_BF16)}"
+            if torch.cuda.is_bf16_supported(including_emulation=False):
+                return True, "this GPU has bfloat16 instructions"
+        return False, "this GPU has no bfloat16 instructions"
+    for name in _CPU_BF16:
+        if name in _cpu_flags():
+            return True, f"this CPU has {name}"
+    return False, f"this CPU has neither {' nor '.join(_CPU_BF16)}"
 
 
 def _cpu_flags() -> Collection[str]:

@@ -26,19 +26,17 @@ _IDENTIFYING = ("caption_id", "sample", "caption")
 class EarlierImages:
     """The images of one earlier sweep, whose results depend on the same weights, seed and
     extractors.
-
-    shards: the names of the files that hold them, by their config's digest.
     """
 
     storage: Storage
-    shards: Mapping[str, Sequence[str]]
-    # File and caption's text of each image, by digest.
+    shards: Mapping[str, Sequence[str]]  # names of their files, by digest of the config
+    # File and caption's text of each image, by digest of the config.
     _files: dict[str, dict[_Image, tuple[str, str]]] = field(default_factory=dict)
 
     @classmethod
     def open(cls, plain: Mapping[str, Any]) -> Self | None:
-        """From plain data: {"store": a folder or URI, "shards": {digest: [name]}}; None if it
-        cannot be reached.
+        """The images of a sweep in plain data: {"store": a folder or URI, "shards": {digest:
+        [name]}}; None if the store cannot be reached.
         """
         try:
             return cls(Storage(plain["store"]), plain["shards"])
@@ -56,16 +54,15 @@ class EarlierImages:
         known = self._places(shard.config.digest())
         if not known:
             return None
-        places = [known.get((request.caption_id, request.sample)) for request in requests]
-        found = {place[0] for place in places if place}
-        if any(
-            not place or place[1] != request.caption
-            for place, request in zip(places, requests, strict=True)
-        ):
-            return None
+        names = set[str]()
+        for request in requests:
+            place = known.get((request.caption_id, request.sample))
+            if place is None or place[1] != request.caption:
+                return None
+            names.add(place[0])
         try:
             tables = [
-                read_shard(self.storage, name, kind=QualityShard.kind)[0] for name in sorted(found)
+                read_shard(self.storage, name, kind=QualityShard.kind)[0] for name in sorted(names)
             ]
         except (OSError, ShardError):
             return None
@@ -76,11 +73,8 @@ class EarlierImages:
 
     def captions(self, digest: str) -> list[tuple[int, str]]:
         """Id and text of each caption of a setting's images, in their order."""
-        return list(
-            dict.fromkeys(
-                (caption, text) for (caption, _), (_, text) in self._places(digest).items()
-            )
-        )
+        places = self._places(digest).items()
+        return list(dict.fromkeys((caption, text) for (caption, _), (_, text) in places))
 
     def _places(self, digest: str) -> dict[_Image, tuple[str, str]]:
         if digest not in self._files:

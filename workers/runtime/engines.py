@@ -47,10 +47,10 @@ class Engines:
         self._engines: OrderedDict[DecodingConfig, CancellableEngine] = OrderedDict()
 
     def get(self, config: DecodingConfig, kept: int = _MAX_ENGINES) -> CancellableEngine:
-        """The engine of a config. kept: engines that stay, at least.
+        """The engine of a config. At least `kept` engines stay.
 
         Raises:
-            ConfigError: the model does not support it.
+            ConfigError: the model does not support the config.
         """
         if config not in self._engines:
             self.capabilities.check(config)
@@ -90,10 +90,9 @@ class Engines:
         batch: int,
         alternating: Collection[DecodingConfig] = (),
     ) -> list[Result]:
-        """Like `generate`, without the retry at half the batch size.
-
-        alternating: configs whose engines keep their batches and graphs meanwhile, because they
-        take turns with this one.
+        """Like `generate`, without the retry at half the batch size. The engines of the configs
+        `alternating` keep their batches and graphs meanwhile, because they take turns with this
+        one.
         """
 
         def run() -> list[Result]:
@@ -104,11 +103,12 @@ class Engines:
             try:
                 return list(engine.run(requests))
             except (RuntimeError, MemoryError):
-                # the interrupted pass leaves its timer and caches in an undefined state
+                # The interrupted pass leaves the engine's timer and caches in an undefined state.
                 del self._engines[config]
                 raise
 
         results = {
-            (r.request.caption_id, r.request.sample): r for r in guard_memory(run, f"batch {batch}")
+            (result.request.caption_id, result.request.sample): result
+            for result in guard_memory(run, f"batch {batch}")
         }
         return [results[request.caption_id, request.sample] for request in requests]

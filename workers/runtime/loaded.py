@@ -82,9 +82,10 @@ class LoadedSweep:
         self._memory = memory
         self._batches = dict[DecodingConfig, int]()
         self._per_decode = IMAGES_PER_DECODE
-        self._entry = entry = (
-            folder_entry() if spec.models is None else Entry.from_mapping(spec.models)
-        )
+        entry = folder_entry()
+        if spec.models is not None:
+            entry = Entry.from_mapping(spec.models)
+        self._entry = entry
         if spec.sweep is not None and memory is not None:
             sweep = SweepConfig.from_mapping(spec.sweep)
             check_peak(sweep, entry, self._shapes(), spec.gpu_share, memory)
@@ -169,7 +170,7 @@ class LoadedSweep:
 
     def _shapes(self) -> Models:
         """The models on the meta device, for a dry run."""
-        with collect_notes():  # loading reports them
+        with collect_notes():  # loading the models reports the notes
             return shape_only_models(self._entry, self._entry.dtype_on(self.device))
 
     def score(self, results: list[Result]) -> ImageScores:
@@ -186,5 +187,5 @@ class LoadedSweep:
 
         scores = ImageScores.concat(in_chunks(score, results, self._per_decode))
         if max(fitted, default=0) < min(self._per_decode, len(results)):
-            self._per_decode = max(fitted)  # of the next shard too: a failed try takes time
+            self._per_decode = max(fitted)  # for the next shards too: a failed try takes time
         return scores

@@ -19,8 +19,7 @@ from workers.data.storage import Storage
 _FOLDER = "logs"
 _LOGGER = "workers"  # parent of the loggers of all modules in this package
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
-# exception class in workers.runtime.engines, matched by name because importing that module imports
-# torch
+# An exception class of `workers.runtime.engines`, by its name: importing that module imports torch.
 _CANCELLED = "Cancelled"
 
 
@@ -84,23 +83,23 @@ def log_duration(logger: logging.Logger, task: str) -> Iterator[None]:
 
 
 def describe_task(task: Mapping[str, Any], captions: Mapping[str, Any] | None = None) -> str:
-    """One-line description of a task, e.g. `quality of captions 48 to 95, eagle chain`.
-
-    captions: the worker's specification of them; the description then names their source.
+    """One-line description of a task, such as `quality of captions 48 to 95, eagle chain`. With the
+    worker's specification of `captions`, it names their source.
     """
-    kind = task.get("kind")
-    config = task.get("config") or {}
+    text = str(task.get("kind"))
     if "start" in task and "stop" in task:
-        span = f" of captions {task['start']} to {task['stop'] - 1}"
-    else:
-        span = ""
-    span += f" of {captions['source']}" if span and captions else ""
+        text += f" of captions {task['start']} to {task['stop'] - 1}"
+        if captions:
+            text += f" of {captions['source']}"
+    config = task.get("config") or {}
     parts = [_kind(config.get("drafter"), "drafter"), _kind(config.get("tree"), "policy")]
-    method = " ".join(part for part in parts if part)
-    return f"{kind}{span}{f', {method}' if method else ''}"
+    if method := " ".join(part for part in parts if part):
+        text += f", {method}"
+    return text
 
 
 def _kind(section: Any, key: str) -> str:
+    """The kind of a section of a config, which is a mapping or the kind alone."""
     if isinstance(section, Mapping):
         return str(section.get(key) or section.get("kind") or "")
     return str(section or "")

@@ -32,7 +32,7 @@ def guard_memory(work: Callable[[], _Output], size: str) -> _Output:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        # a MemoryError may have no text
+        # A MemoryError may have no text.
         problem = str(error).partition("\n")[0] or type(error).__name__
     # Outside of the handler: the error holds the frames that it passed, and they hold the memory.
     free_memory()
@@ -77,7 +77,7 @@ def limit_memory(device: torch.device, share: float) -> int | None:
     if share >= 1:
         return int(total - RESERVED_BYTES)
     limit = max(0, int(total * share - RESERVED_BYTES))
-    torch.cuda.set_per_process_memory_fraction(limit / total, device.index)  # None: the current one
+    torch.cuda.set_per_process_memory_fraction(limit / total, device.index)
     return limit
 
 
@@ -106,4 +106,6 @@ def format_bytes(count: float | None) -> str:
     while value >= 1024 and len(units) > 1:
         value = value / 1024
         units = units[1:]
-    return f"{value:.0f} B" if units[0] == "B" else f"{value:.1f} {units[0]}"
+    if units[0] == "B":
+        return f"{value:.0f} B"
+    return f"{value:.1f} {units[0]}"

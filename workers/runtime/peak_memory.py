@@ -23,14 +23,15 @@ def check_peak(sweep: SweepConfig, entry: Entry, shapes: Models, share: float, m
     """Check that a worker's share of a GPU holds the sweep's peak.
 
     Args:
-        sweep: As its file says it; its sampling may be the target's.
-        entry: The sweep's models.
-        shapes: The same models on the meta device, in the dtype of the GPU.
-        share: The share of the GPU.
-        memory: Bytes that the worker's tensors may take.
+        sweep: the sweep of a file; its sampling may be left to the target.
+        entry: the sweep's models.
+        shapes: the same models on the meta device, in the dtype of the GPU.
+        share: the share of the GPU.
+        memory: bytes that the worker's tensors may take.
 
     Raises:
-        ValueError: it does not; names the memory needed, the memory there is, and the fix.
+        ValueError: the share is too small; names the memory needed, the memory there is, and the
+            fix.
     """
     resolved = sweep.resolve(shapes.target.sampling)
     try:
@@ -53,8 +54,9 @@ def peak_bytes(sweep: SweepConfig, shapes: Models) -> int:
     """
     _, config, shapes, _ = heaviest_setting(sweep, shapes)
     quality = sweep.quality
-    shard = quality.shard * quality.samples
-    batch = min(quality.batch, shard) if isinstance(quality.batch, int) else 1
+    batch = 1
+    if isinstance(quality.batch, int):
+        batch = min(quality.batch, quality.shard * quality.samples)
     return footprint(shapes, config, batch, 1).with_graphs().bytes
 
 
@@ -67,8 +69,8 @@ def network_bytes(sweep: SweepConfig, entry: Entry) -> int:
 def heaviest_setting(
     sweep: SweepConfig, shapes: Models
 ) -> tuple[str, DecodingConfig, Models, list[str]]:
-    """The config with the most nodes in a pass that a resolved sweep may try: label, config, the
-    models with its drafter, notes on omitted configs.
+    """The config with the most nodes in a pass that a resolved sweep may try: its label, the
+    config, the models with its drafter, and notes on omitted configs.
 
     Raises:
         ConfigError: the models support none of the configs.
@@ -85,11 +87,15 @@ def heaviest_setting(
 def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
     """Sort key: nodes and levels of a pass, columns of the neighbour table."""
     bounds = setting[1].policy.bounds
+    nodes, depth = bounds.nodes, bounds.depth
     rule = setting[1].acceptance
-    table = rule.neighbourhood.table_key
-    # a path in front of the tree
-    unverified = bounds.depth if rule.verification.implementation else 0
-    return bounds.nodes + unverified, bounds.depth + unverified, table[1] if table else 0
+    if rule.verification.implementation:  # an unverified path in front of the tree
+        nodes += bounds.depth
+        depth += bounds.depth
+    columns = 0
+    if table := rule.neighbourhood.table_key:
+        columns = table[1]
+    return nodes, depth, columns
 
 
 def _settings(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:

@@ -25,7 +25,7 @@ from pathlib import Path
 THREADS_VARIABLE = "OMP_NUM_THREADS"
 WAIT_POLICY = "OMP_WAIT_POLICY"
 SPINS = "GOMP_SPINCOUNT"
-# GNU's OpenMP, which torch brings, counts its spins
+# How threads wait. SPINS is read by GNU's OpenMP, which torch brings.
 _PASSIVE = {WAIT_POLICY: "PASSIVE", SPINS: "6000"}
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _LOAD = Path("/proc/loadavg")
@@ -42,7 +42,7 @@ _VARIABLES = {
     "MALLOC_ARENA_MAX": "1",
 }
 
-_user_threads = os.environ.get(THREADS_VARIABLE)  # before a command sets it
+_user_threads = os.environ.get(THREADS_VARIABLE)  # the user's, read before a command sets it
 
 
 def use_threads(count: int | None = None) -> None:
@@ -90,8 +90,10 @@ def process_environment(count: int) -> dict[str, str]:
 
 def _wait_policy() -> dict[str, str]:
     """How threads wait: as the user has set it, else passively."""
-    usual = {} if WAIT_POLICY in os.environ else _PASSIVE
-    return {**usual, **{name: os.environ[name] for name in _PASSIVE if name in os.environ}}
+    given = {name: os.environ[name] for name in _PASSIVE if name in os.environ}
+    if WAIT_POLICY in given:
+        return given
+    return {**_PASSIVE, **given}
 
 
 def free_cores() -> int:
@@ -129,11 +131,14 @@ def keep_freed_memory() -> None:
     """Make the main thread of this process keep the memory that it frees, unless the user has set
     glibc's variables.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if mallopt is not None and not _user_variables():
+    if os.name != "posix" or _user_variables():
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
         mallopt(_MMAP_MAX, 0)
         mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _user_variables() -> dict[str, str]:
+    """glibc's variables of memory that the user has set."""
     return {name: value for name, value in os.environ.items() if name.startswith("MALLOC_")}

@@ -28,9 +28,7 @@ def run_session(
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[pa.Table, dict[str, Any]]:
     """Time a session's captions with all of its configs in turn; returns the rows and the metadata
-    of its file.
-
-    captions: the sweep's. The rest: see `time_session`.
+    of its file. `captions` are those of the sweep; for the rest see `time_session`.
     """
     from workers.runtime.shard_tables import requests_of
 
@@ -47,10 +45,9 @@ def time_session(
     session: TimingSession,
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[list[dict[str, Any]], Device, str]:
-    """Time requests with all configs of a session in turn; returns the rows, what timed them, and
-    when it started.
-
-    advance: called after each batch of a config, measured or not.
+    """Time requests with all configs of a session in turn; returns the rows, the device that timed
+    them, and the moment of the start. `advance` is called after each batch of a config, measured or
+    not.
 
     Raises:
         ConfigError: the model does not support a config.
@@ -65,7 +62,7 @@ def time_session(
     def time_batches(batch: int) -> list[dict[str, Any]]:
         return time_in_turn(
             {config.digest(): partial(generate, config) for config in session.configs},
-            [requests[i : i + batch] for i in range(0, len(requests), batch)],
+            [requests[start : start + batch] for start in range(0, len(requests), batch)],
             target.device,
             repetitions=session.repetitions,
             seed=session.number,
@@ -80,6 +77,7 @@ def time_session(
         device = this_device(target.device)
         started = datetime.now(UTC).isoformat()
         rows = [row for batch in session.batches for row in time_batches(batch)]
-        # otherwise graphs were given up: some settings had them, some not
+        # If the device differs, CUDA graphs were given up meanwhile: some settings had them, others
+        # did not.
         if this_device(target.device) == device:
             return rows, device, started

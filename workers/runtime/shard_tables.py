@@ -38,7 +38,7 @@ _COUNT_COLUMNS = ("caption_id", "sample", "emitted", "depth", "passes")
 
 
 def requests_of(captions: Sequence[Caption], shard: Shard, samples: int = 1) -> list[Request]:
-    """The images of a shard. captions: the sweep's.
+    """The images of a shard of a sweep with these captions.
 
     Raises:
         ValueError: the sweep has fewer captions.
@@ -54,7 +54,7 @@ def requests_of(captions: Sequence[Caption], shard: Shard, samples: int = 1) -> 
 def shard_metadata(
     shard: Shard, experiment: Experiment, captions: Sequence[Caption], device: torch.device
 ) -> dict[str, Any]:
-    """The metadata that the files of all shards have. captions: the sweep's."""
+    """The metadata that the files of all shards have. `captions` are those of the sweep."""
     return {
         "kind": shard.kind,
         "name": shard.name(experiment),
@@ -72,31 +72,37 @@ def quality_table(
     features: Mapping[str, Tensor] | None = None,
     scores: Mapping[str, Tensor] | None = None,
 ) -> pa.Table:
-    """One row per image, in the given order. features: [n, d] by extractor; scores: [n] by name;
-    row i is image i's.
+    """One row per image, in the given order.
 
     Columns: caption_id, caption, sample, seed; tokens; per pass emitted (tokens), depth, nodes;
     passes (their number); seconds_<phase> (see `PhaseTimer`) and latency (their sum), this image's
     share; batch; features.<extractor>; score.<name>.
 
+    Args:
+        results: the images.
+        seed: seed of the images.
+        batch: images that were generated together.
+        features: [n, d] by extractor, in the order of the results.
+        scores: [n] by name, in the order of the results.
+
     Raises:
         ValueError: another number of features or scores than images, or a feature that is not
             finite in float16.
     """
-    requests = [r.request for r in results]
-    statistics = [r.statistics for r in results]
+    requests = [result.request for result in results]
+    statistics = [result.statistics for result in results]
     columns = {
         "caption_id": [request.caption_id for request in requests],
         "caption": [request.caption for request in requests],
         "sample": [request.sample for request in requests],
         "seed": [seed] * len(requests),
-        "tokens": _lists([r.tokens for r in results]),
-        "emitted": _lists([s.emitted for s in statistics]),
-        "depth": _lists([s.depth for s in statistics]),
-        "nodes": _lists([s.nodes for s in statistics]),
-        "passes": [s.passes for s in statistics],
-        **{f"seconds_{phase}": [s.seconds[phase] for s in statistics] for phase in PHASES},
-        "latency": [s.latency for s in statistics],
+        "tokens": _lists([result.tokens for result in results]),
+        "emitted": _lists([image.emitted for image in statistics]),
+        "depth": _lists([image.depth for image in statistics]),
+        "nodes": _lists([image.nodes for image in statistics]),
+        "passes": [image.passes for image in statistics],
+        **{f"seconds_{phase}": [image.seconds[phase] for image in statistics] for phase in PHASES},
+        "latency": [image.latency for image in statistics],
         "batch": [batch] * len(requests),
     }
     table = pa.table(columns, IMAGE_SCHEMA)
@@ -112,6 +118,7 @@ def quality_table(
 
 
 def _lists(rows: Sequence[Tensor]) -> pa.Array:
+    """Tensors [n] of any lengths as a column of lists of int32."""
     offsets = np.cumsum([0, *(len(row) for row in rows)], dtype=np.int32)
     return pa.ListArray.from_arrays(
         offsets, pa.array(np.concatenate([row.cpu().numpy() for row in rows]), pa.int32())
@@ -119,6 +126,7 @@ def _lists(rows: Sequence[Tensor]) -> pa.Array:
 
 
 def _features(name: str, rows: Tensor, count: int) -> pa.Array:
+    """Features [count, d], rounded to float16, as a column of lists."""
     if rows.dim() != 2 or rows.shape[0] != count:
         raise ValueError(
             f"features {name!r}: shape {list(rows.shape)} for {count} images; needed [{count}, d]"
@@ -207,12 +215,14 @@ class ShardReader:
             "passes": passes,
             "emitted": zeros.index_add(0, image, emitted),
             "depth": zeros.index_add(0, image, depth.clamp(min=1)) / passes,
-            **({TOKENS: tokens_of(table)} if self.with_tokens else {}),
-            **{SCORES + name: _numbers(table, SCORES + name) for name in self.scores},
         }
-        return columns | {
-            column: features_of(table, extractor) for column, extractor in self.features.items()
-        }
+        if self.with_tokens:
+            columns[TOKENS] = tokens_of(table)
+        for name in self.scores:
+            columns[SCORES + name] = _numbers(table, SCORES + name)
+        for column, extractor in self.features.items():
+            columns[column] = features_of(table, extractor)
+        return columns
 
 
 def _numbers(table: pa.Table, name: str) -> Tensor:
@@ -222,4 +232,6 @@ def _numbers(table: pa.Table, name: str) -> Tensor:
     column = table.column(name).combine_chunks()
     values = column.flatten() if pa.types.is_list(column.type) else column
     numbers = torch.from_numpy(values.to_numpy(zero_copy_only=False).copy())
-    return numbers.double() if numbers.is_floating_point() else numbers.long()
+    if numbers.is_floating_point():
+        return numbers.double()
+    return numbers.long()

@@ -18,17 +18,17 @@ class WorkerSpec:
     # An entry of models.yaml as plain data (`Entry.to_mapping`); None: the built-in model.
     models: Mapping[str, Any] | None = None
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:N"
-    # The section of the sweep.
+    # The section `captions` of the sweep.
     captions: Mapping[str, Any] = field(
         default_factory=lambda: {"source": "scenes", "count": 192, "seed": 1}
     )
-    reference: Mapping[str, Any] | None = None  # the section of the sweep; None: no reference
-    seed: int = 0  # of all images
-    metrics: Sequence[str] | None = None  # requested names; None: all
-    batch_metrics: Sequence[str] = ()  # those of speed at other batch sizes than the first
+    reference: Mapping[str, Any] | None = None  # the section `reference`; None: no real images
+    seed: int = 0  # seed of all images
+    metrics: Sequence[str] | None = None  # names of the requested metrics; None: all
+    batch_metrics: Sequence[str] = ()  # metrics of speed at other batch sizes than the first
     # The sweep's own metrics by name (`library_metrics`).
     torchmetrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    worker: str = "worker"  # its name in results
+    worker: str = "worker"  # name of the worker in results
     gpu_share: float = 1.0  # share of the GPU's memory
     # The whole sweep (`SweepConfig.to_mapping`), whose peak must fit that share; None: it is not
     # checked.
@@ -43,4 +43,6 @@ class WorkerSpec:
             return "builtin"
         name = self.models["name"]
         where = self.models["where"]
-        return f"{name} ({where})" if where else name
+        if not where:
+            return str(name)
+        return f"{name} ({where})"
