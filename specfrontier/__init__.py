@@ -64,7 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name in _HOMES:
         if _HOMES[name] in _WITH_TORCH and "torch" not in sys.modules:
-            use_threads()  # as the commands do; torch reads it when it is imported
+            use_threads()  # before torch is imported, because it reads the number then
         return getattr(import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

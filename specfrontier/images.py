@@ -40,12 +40,15 @@ def load_engine(
         ValueError, OSError: weights or files cannot be read; the message names the file and the
             fix.
     """
-    trial = setting if isinstance(setting, Trial) else None
-    models = models or (BUILTIN if trial is None else trial.models)
-    batch = batch or (DEFAULT_BATCH if trial is None else trial.batch)
-    loaded = load_entry(find_entry(models), pick_device(device or AUTO))
-    engine = loaded.engine(_config(setting, loaded.target.sampling), seed=seed, batch_size=batch)
-    return ImageEngine(engine, "" if trial is None else trial.title)
+    title = ""
+    if isinstance(setting, Trial):
+        title = setting.title
+        models = models or setting.models
+        batch = batch or setting.batch
+    loaded = load_entry(find_entry(models or BUILTIN), pick_device(device or AUTO))
+    config = _config(setting, loaded.target.sampling)
+    engine = loaded.engine(config, seed=seed, batch_size=batch or DEFAULT_BATCH)
+    return ImageEngine(engine, title)
 
 
 def _config(
@@ -57,7 +60,9 @@ def _config(
     if isinstance(setting, str) and Path(setting).suffix not in {".yaml", ".yml"}:
         setting = preset(setting)
     if isinstance(setting, DecodingConfig):
-        return setting if setting.sampling is not None else setting.with_sampling(sampling)
+        if setting.sampling is None:
+            return setting.with_sampling(sampling)
+        return setting
     if isinstance(setting, Mapping):
         return DecodingConfig.from_mapping(setting, sampling)
     if not (path := local_path(setting)).is_file():

@@ -46,10 +46,13 @@ class Sweep(results.Sweep):
     ) -> Self:
         """Run a sweep, or the rest of one, to its end; prints its progress.
 
-        space: a YAML file or the name of a ready space. out: parent of the sweep's folder, or a
-        URI. settings: keys of the YAML file with other values, such as {"captions.count": 48}.
-        resume: continue a sweep that exists. options: other options of `specfrontier launch`, by
-        their names: trials=200, gpus_per_worker=1, mlflow=False.
+        Args:
+            space: A YAML file or the name of a ready space.
+            out: Parent of the sweep's folder, or a URI.
+            settings: Keys of the YAML file with other values, such as {"captions.count": 48}.
+            resume: Continue a sweep that exists.
+            options: Other options of `specfrontier launch`, by their names: trials=200,
+                gpus_per_worker=1, mlflow=False.
 
         Raises:
             TypeError: there is no such option.
@@ -83,13 +86,18 @@ class Sweep(results.Sweep):
         """The front of two or three metrics (see `front_of`) as a table (columns: see
         `Front.table`).
 
-        feasible: leave out trials that violate the sweep's constraints. everything: all measured
-        trials that could be on the front, not only those that are.
+        Args:
+            x: First metric; None for the sweep's first objective.
+            y: Second metric; None for the sweep's second objective.
+            z: Third metric, if any.
+            where: Filters that a trial must pass.
+            subject_to: Limits such as "drift<=2" that a trial must meet.
+            feasible: Leave out trials that violate the sweep's constraints.
+            everything: All measured trials that could be on the front, not only those that are.
         """
         front = front_of([self], x, y, z, where, subject_to, feasible=feasible)
-        return front.table(front.candidates if everything else front.members).drop_columns(
-            ["sweep"]
-        )
+        trials = front.candidates if everything else front.members
+        return front.table(trials).drop_columns(["sweep"])
 
     def best(
         self, *limits: str, x: str | None = None, y: str | None = None, lossless: bool = False
@@ -113,7 +121,7 @@ class Sweep(results.Sweep):
         return self._require(KNEE, recommend(self._front(x, y)))
 
     def _require(self, kind: str, found: Recommendation) -> Choice:
-        """The choice of a kind. NoChoiceError: there is none."""
+        """The choice of a kind. Raises NoChoiceError if there is none."""
         try:
             return found.require(kind)
         except NoChoiceError as error:
@@ -190,21 +198,20 @@ class Sweep(results.Sweep):
         changes = [f"{metric.name} against vanilla" for metric in metrics[1:]]
         chosen = [
             [
-                t.choice,
-                t.name,
-                t.title,
-                *_values(t),
-                *(t.change(metric.name) for metric in metrics[1:]),
+                trial.choice,
+                trial.name,
+                trial.title,
+                *_values(trial),
+                *(trial.change(metric.name) for metric in metrics[1:]),
             ]
-            for t in self._recommended
+            for trial in self._recommended
         ]
-        choices = (
-            html_table(["recommended", "trial", "setting", *heads, *changes], chosen)
-            if chosen
-            else ""
-        )
+        choices = ""
+        if chosen:
+            choices = html_table(["recommended", "trial", "setting", *heads, *changes], chosen)
         members = [
-            [t.name, t.title, *_values(t), percent(t.confidence)] for t in self._own_front.members
+            [trial.name, trial.title, *_values(trial), percent(trial.confidence)]
+            for trial in self._own_front.members
         ]
         table = html_table(["trial", "setting", *heads, "on front"], members)
         return f"<p>{escape(self._headline)}</p>{choices}{table}"
@@ -219,14 +226,18 @@ class Sweep(results.Sweep):
         return list(recommend(self._own_front).choices.values())
 
     def _front(self, x: str | None, y: str | None, where: Iterable[str] = ()) -> Front:
-        return front_of([self], x, y, where=where) if x or y or where else self._own_front
+        if x or y or where:
+            return front_of([self], x, y, where=where)
+        return self._own_front
 
     @property
     def _headline(self) -> str:
         names = " and ".join(metric.name for metric in self._own_front.metrics)
         on_front = f"{len(self._own_front.members)} on the front of {names}"
         place = files.near_path(self.storage)
-        speeds = "" if self.machine is None else f"; speeds on {self.machine}"
+        speeds = ""
+        if self.machine is not None:
+            speeds = f"; speeds on {self.machine}"
         return clean(
             f"Sweep {self.name}: {counted(len(self.records), 'trial')}, {on_front}{speeds} "
             f"({place})"
@@ -234,5 +245,5 @@ class Sweep(results.Sweep):
 
 
 def _values(trial: Trial) -> list[str]:
-    """Its values in the front's metrics, with their errors."""
+    """The values of a trial in the front's metrics, with their errors."""
     return [str(trial.metrics[name]) for name in trial.objectives]

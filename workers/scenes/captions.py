@@ -19,8 +19,8 @@ SIZES = ("small", "large")
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "white", "black")
 PATTERNS = ("plain", "striped", "dotted")
 
-#: (slot name, its values). A lone object has "none" in every `second_` slot; a pair has position
-#: "centre".
+# Slots with their values. A lone object has "none" in every `second_` slot; a pair has position
+# "centre".
 SLOTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("background", BACKGROUNDS),
     ("background_colour", BACKGROUND_COLOURS),
@@ -127,10 +127,9 @@ def parse(text: str) -> tuple[int, ...]:
     }
     if found := _BACKGROUND.search(words):
         tables = {"background": BACKGROUNDS, "background_colour": BACKGROUND_COLOURS}
-        # "plain" is the word that people use for a background without texture
-        chosen |= _classify(
-            found.group(1).replace("plain", "smooth"), tables, "the background", text
-        )
+        # People call a background without texture plain.
+        phrase = found.group(1).replace("plain", "smooth")
+        chosen |= _classify(phrase, tables, "the background", text)
         words = words[: found.start()] + " " + words[found.end() :]
     related = _RELATION.search(words)
     if related is None:
@@ -159,9 +158,12 @@ def _object(words: str, which: str, text: str, *, placed: bool) -> dict[str, str
             raise ValueError(
                 f"caption {text!r}: {which} object has no {part}; name one of: {', '.join(example)}"
             )
-    position = {"position": found.pop("position")} if "position" in found else {}
+    position = found.pop("position", None)
     found = {"size": "large", "pattern": "plain"} | found
-    return {f"{which}_{part}": value for part, value in found.items()} | position
+    slots = {f"{which}_{part}": value for part, value in found.items()}
+    if position is not None:
+        slots["position"] = position
+    return slots
 
 
 def _classify(

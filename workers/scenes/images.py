@@ -20,13 +20,11 @@ from workers.scenes.captions import BACKGROUND_COLOURS, COLOURS, SHAPES, SLOT_IN
 
 IMAGE_SIZE = 48
 GRAIN = 0.026  # standard deviation of the grain, in units of the [0, 1] range
-_OUTLINE = 1.1  # pixels
-# Pixels: small, large.
-_RADIUS_ALONE = (8.0, 14.0)
-_RADIUS_PAIR = (6.5, 10.0)
-# Pixels from the middle of the image.
-_OFF_CENTRE = 8
-_PAIR_OFFSET = 12
+_OUTLINE = 1.1  # width in pixels
+_RADIUS_ALONE = (8.0, 14.0)  # pixels; small and large
+_RADIUS_PAIR = (6.5, 10.0)  # pixels; small and large
+_OFF_CENTRE = 8  # pixels from the middle of the image
+_PAIR_OFFSET = 12  # pixels from the middle of the image
 
 _RGB = {
     "red": (0.86, 0.12, 0.14),
@@ -53,7 +51,9 @@ _ATTRIBUTES, _BACKGROUND, _PLACES, _GRAIN = range(4)
 
 def _signed(value: int) -> int:
     """An unsigned 64-bit constant as the signed integer that torch's int64 takes."""
-    return value - (1 << 64) if value >= 1 << 63 else value
+    if value >= 1 << 63:
+        return value - (1 << 64)
+    return value
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
@@ -136,8 +136,8 @@ def render(attributes: Tensor, seed: int, indices: range | Tensor, *, grain: boo
         )
     rows = attributes.long()
     axis = torch.arange(IMAGE_SIZE, device=rows.device, dtype=torch.float32)
-    image = _draw_background(rows, _uniform(seed, index, _BACKGROUND, 12), axis)
-    image = _draw_objects(image, rows, _uniform(seed, index, _PLACES, 4), axis)
+    image = _render_background(rows, _uniform(seed, index, _BACKGROUND, 12), axis)
+    image = _render_objects(image, rows, _uniform(seed, index, _PLACES, 4), axis)
     if grain:
         image = image + GRAIN * _grain(seed, index)[:, None]
     return image.clamp(0, 1)
@@ -156,7 +156,7 @@ def _grain(seed: int, index: Tensor) -> Tensor:
     return (rows[:, :, 1:] + 0.6 * rows[:, :, :-1]) / 1.36
 
 
-def _draw_background(rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
+def _render_background(rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
     """Background colour times a brightness field; [n, 3, H, W]. u [n, 12] uniforms."""
     n = len(rows)
     kind = rows[:, SLOT_INDEX["background"], None, None]
@@ -193,16 +193,14 @@ def _draw_background(rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
     )
 
 
-def _draw_objects(image: Tensor, rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
+def _render_objects(image: Tensor, rows: Tensor, u: Tensor, axis: Tensor) -> Tensor:
     """Renders the second object, then the first; u [n, 4] uniforms place them (whole pixels)."""
     middle = IMAGE_SIZE / 2
     relation = rows[:, SLOT_INDEX["relation"]]
     position = rows[:, SLOT_INDEX["position"]]
-    # x, y
-    off = (
-        torch.tensor([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], device=rows.device)[position]
-        * _OFF_CENTRE
-    )
+    # Directions (x, y) of the positions: centre, left, right, top, bottom.
+    directions = torch.tensor([[0, 0], [-1, 0], [1, 0], [0, -1], [0, 1]], device=rows.device)
+    off = directions[position] * _OFF_CENTRE
     for which, sign in (("second", 1), ("first", -1)):
         jitter = (u[:, :2] if which == "first" else u[:, 2:]) * 2 - 1
         alone = off + (jitter * 3).round()
@@ -240,14 +238,13 @@ def _paint(
     outline.
     """
     base = torch.tensor(list(_RGB.values()), device=colour.device)[colour.clamp(min=0)]
-    light = (base * torch.tensor([0.30, 0.59, 0.11], device=colour.device)).sum(
-        1, keepdim=True
-    ) > 0.55
+    weights = torch.tensor([0.30, 0.59, 0.11], device=colour.device)  # of red, green and blue
+    light = (base * weights).sum(1, keepdim=True) > 0.55
     other = torch.where(light, base * 0.5, base + 0.62 * (1 - base))[:, :, None, None]
     x, y = x.expand(distance.shape), y.expand(distance.shape)
     shade = 1 - 0.18 * ((x + y) / radius).clamp(-1.2, 1.2)
     stripes = ((y + 24) % 4) < 2
-    # one at the object's centre, then every 4 pixels
+    # Distance to the nearest dot: one is at the object's centre, the others every 4 pixels.
     dots = torch.hypot((x + 50) % 4 - 2, (y + 50) % 4 - 2)
     kind = pattern[:, None, None]
     amount = torch.where(
@@ -261,8 +258,8 @@ def _paint(
 
 
 def _distance(shape: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Signed distance to each scene's shape, negative inside, in units of its radius; [n, H, W];
-    shape -1: far off.
+    """Signed distance [n, H, W] to each scene's shape, negative inside, in units of its radius; 10
+    for shape -1, which is none.
     """
     result = torch.full((len(shape), y.shape[1], x.shape[2]), 10.0, device=x.device)
     for number, name in enumerate(SHAPES):
