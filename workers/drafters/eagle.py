@@ -134,11 +134,10 @@ class EagleDrafter(CachedDrafter):
         file = path
         if path.is_dir():
             file = path / f"{cls.kind}.safetensors"
-        if file.suffix.lower() != ".safetensors" or not file.is_file():
-            return None
-        if "config" not in safetensors_metadata(file):
-            return None
-        return file
+        is_safetensors = file.suffix.lower() == ".safetensors" and file.is_file()
+        if is_safetensors and "config" in safetensors_metadata(file):
+            return file
+        return None
 
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[EagleDrafter, str]:

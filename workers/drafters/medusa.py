@@ -48,9 +48,7 @@ class MedusaHeads(nn.Module):
 
     def projection(self, head: int, target_head: nn.Module) -> nn.Module:
         """W_m: the head's own projection, or the target's head."""
-        if self.heads is None:
-            return target_head
-        return self.heads[head]
+        return target_head if self.heads is None else self.heads[head]
 
     def forward(self, features: Tensor, head: int, target_head: nn.Module) -> Tensor:
         """Logits [..., V] of head `head` on features [..., D]."""

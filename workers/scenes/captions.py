@@ -158,12 +158,9 @@ def _object(words: str, which: str, text: str, *, placed: bool) -> dict[str, str
             raise ValueError(
                 f"caption {text!r}: {which} object has no {part}; name one of: {', '.join(example)}"
             )
-    position = found.pop("position", None)
+    position = {"position": found.pop("position")} if "position" in found else {}
     found = {"size": "large", "pattern": "plain"} | found
-    slots = {f"{which}_{part}": value for part, value in found.items()}
-    if position is not None:
-        slots["position"] = position
-    return slots
+    return {f"{which}_{part}": value for part, value in found.items()} | position
 
 
 def _classify(

@@ -51,9 +51,7 @@ _ATTRIBUTES, _BACKGROUND, _PLACES, _GRAIN = range(4)
 
 def _signed(value: int) -> int:
     """An unsigned 64-bit constant as the signed integer that torch's int64 takes."""
-    if value >= 1 << 63:
-        return value - (1 << 64)
-    return value
+    return value - (1 << 64) if value >= 1 << 63 else value
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)

@@ -175,18 +175,12 @@ def train_drafter(
     scales = tuple(dict.fromkeys((1.0, target.sampling.cfg)))
 
     def on_save(current: AnyDrafter) -> Figures:
-        evaluated: Drafter | Target
-        if isinstance(current, ARModel):
-            evaluated = current.as_target()
-            own = current.settings()
-        else:
-            evaluated = current
-            own = header(target, current)
+        evaluated, own = _evaluated(target, current)
         figures = evaluate_drafter(target, evaluated, data[1], scales=scales, batch=config.batch)
         best = 0.0
         if weights.exists():
-            best = read_config(weights).get("held_out", {}).get(_BEST, 0.0)
-        if not weights.exists() or figures[_BEST] >= best:
+            best = read_config(weights).get("held_out", {}).get(_BEST, best)
+        if figures[_BEST] >= best:
             save(weights, current, {**own, "recipe": dict(facts), "held_out": figures})
         return figures
 
@@ -197,6 +191,13 @@ def train_drafter(
     if group.is_main and not weights.exists():  # resumed when it had finished
         on_save(average)
     return average
+
+
+def _evaluated(target: Target, drafter: AnyDrafter) -> tuple[Drafter | Target, dict[str, Any]]:
+    """The form in which a drafter is evaluated, and the config in its file's header."""
+    if isinstance(drafter, ARModel):
+        return drafter.as_target(), drafter.settings()
+    return drafter, header(target, drafter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
