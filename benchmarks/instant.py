@@ -15,6 +15,7 @@ from orchestrator.run.driver import Driver
 from orchestrator.run.search import Search
 from orchestrator.run.trial import Plan, Trials
 from orchestrator.store.events import EventSink
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -24,6 +25,7 @@ from workers.metrics.definition import Metric
 
 EXPERIMENT = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
 DEFAULT_SAMPLING = Sampling()
+_COLS = 8  # tokens of an image row
 Numbers = Callable[[DecodingConfig], dict[str, float]]
 
 
@@ -108,13 +110,11 @@ def make_driver(
     update: Callable[[TrialRecord], object] = lambda record: None,
 ) -> Driver:
     """The driver of a sweep without a model. sampling: of its baseline."""
-    baseline, names = (
-        DecodingConfig(sampling=sampling),
-        tuple(objective.name for objective in objectives),
-    )
+    baseline = DecodingConfig(sampling=sampling)
+    groups = QualityGroups({metric.name: metric for metric in objectives}, sampling, _COLS)
     build = Build(storage, workers, emit)
     trials = Trials(
-        Plan(sweep, experiment, baseline, sweep.captions.count, names),
+        Plan(sweep, experiment, baseline, sweep.captions.count, groups),
         build,
         objectives,
         emit,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from orchestrator.text import clean, counted, percent, signed_percent
+from orchestrator.text import clean, counted, percent
 from workers.metrics.estimate import measured
 
 if TYPE_CHECKING:
@@ -225,9 +225,9 @@ def _choice_lines(trial: Choice, known: Container[str]) -> list[str]:
         line = f"  {name} {trial.metrics[name]}"
         if name == first.name and trial.gain_probability is not None:
             line += f", {first.better} than vanilla in {percent(trial.gain_probability)} of draws"
-        elif name != first.name and name in trial.changes:
-            line += f", {signed_percent(*trial.changes[name])} against vanilla"
-        lines.append(line + (" by chance" if name in trial.by_chance else ""))
+        elif name != first.name and (change := trial.against_vanilla(name)):
+            line += f", {change}"
+        lines.append(line)
     return [*lines, *(f"  {text}" for text in trial.basis)]
 
 

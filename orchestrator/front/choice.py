@@ -122,7 +122,7 @@ class Recommendation:
             raise NoChoiceError(f"none of {count} is {' and '.join(wanted) or 'measured'}")
         metric = front.metrics[0]
         if not metric.is_of_counts:
-            raise QueryError(f"lossless trials differ in {metric.name} by chance; add --x speedup")
+            raise QueryError(f"lossless trials have one {metric.name}; add --x speedup")
         raise NoChoiceError(
             f"no lossless trial among these {count} is {metric.better} than vanilla in 90 % of "
             "draws; launch a sweep with more settings whose rule is exact, such as the preset sjd"
@@ -236,7 +236,7 @@ def _limit_probability(trial: Trial, limits: Sequence[str]) -> float | None:
 
 def _best_lossless(front: Front) -> Choice | None:
     """The best lossless candidate; None if it is vanilla, or if the first metric is of quality, in
-    which lossless settings differ by chance alone.
+    which lossless settings are equal.
     """
     if not front.metrics[0].is_of_counts:
         return None
@@ -268,11 +268,7 @@ def _mapping_of(kind: str, choice: Choice) -> dict[str, Any]:
     near = choice.alternatives
     other = choice.preferred_to
     changes = {
-        name: {
-            "percent": value,
-            "error": error if math.isfinite(error) else None,
-            "by_chance": name in choice.by_chance,
-        }
+        name: {"percent": value, "error": error if math.isfinite(error) else None}
         for name, (value, error) in choice.changes.items()
     }
     return {

@@ -23,6 +23,7 @@ from orchestrator.front.compare import reference_point, sampled_hypervolumes
 from orchestrator.front.joint import JointErrors, directions
 from orchestrator.front.pareto import nondominated
 from orchestrator.store import events, files
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import FAILED, TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
@@ -147,7 +148,12 @@ def _read_plateau(sweep: Sweep) -> tuple[Plateau | None, Mapping[str, Any]]:
 def plateau_state(sweep: Sweep) -> PlateauState | None:
     """What all trials of a stored sweep say; None if it has no plateau."""
     plateau, _ = _read_plateau(sweep)
-    return None if plateau is None else plateau.state(read_trials(sweep.storage))
+    return None if plateau is None else plateau.state(_told_records(sweep))
+
+
+def _told_records(sweep: Sweep) -> list[TrialRecord]:
+    """The trials as the search was told them: with their speeds and qualities of then."""
+    return QualityGroups.of(sweep.identity).all_as_told(read_trials(sweep.storage))
 
 
 def plateau_notes(sweep: Sweep) -> list[str]:
@@ -155,7 +161,7 @@ def plateau_notes(sweep: Sweep) -> list[str]:
     plateau, plain = _read_plateau(sweep)
     if plateau is None or len(sweep.records) >= plain["budget"]["trials"]:
         return []
-    records = read_trials(sweep.storage)  # with the speeds that the search was told
+    records = _told_records(sweep)
     state = plateau.state(records[: max(0, len(records) - plain["search"]["parallel"] + 1)])
     if state.added is None or not state.is_reached:
         return []

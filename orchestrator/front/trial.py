@@ -24,6 +24,11 @@ from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
 
+# What a metric of a lossless setting is, where it does not differ from vanilla's: a value of the
+# distribution of images, and one that compares its images with vanilla's.
+VANILLAS = "vanilla's (lossless)"
+OTHER_SAMPLE = "another sample of vanilla's distribution"
+
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Trial:
@@ -101,24 +106,20 @@ class Trial:
         """Whether its setting leaves the distribution of images as it is."""
         return self.record.is_lossless(self.sweep.identity)
 
-    @property
-    def by_chance(self) -> frozenset[str]:
-        """The front's metrics in which it differs from vanilla by chance alone, as its setting is
-        lossless.
+    def has_vanillas(self, metric: Metric) -> bool:
+        """Whether its value is vanilla's by theorem: it is lossless, and the metric depends on the
+        distribution of images alone.
         """
-        return frozenset(
-            metric.name
-            for metric in self.metrics_asked
-            if self.is_lossless and not metric.is_of_counts
-        )
+        return self.is_lossless and metric.is_of_distribution
 
     @cached_property
     def gain_probability(self) -> float | None:
         """The share of draws in which its first metric is better than vanilla's in its sweep; None
-        for vanilla itself, and where an error is unknown or vanilla lacks the metric.
+        for vanilla itself, where the value is vanilla's, and where an error is unknown or vanilla
+        lacks the metric.
         """
         metric = self.metrics_asked[0]
-        vanilla = self._vanilla_with(self.metrics_asked[0])
+        vanilla = self._vanilla_with(metric)
         if vanilla is None or any(
             r.metrics[metric.name].known_error is None for r in (self.record, vanilla)
         ):
@@ -131,7 +132,8 @@ class Trial:
     def changes(self) -> Mapping[str, tuple[float, float]]:
         """How far its values in the front's metrics are from vanilla's in its sweep, by name: per
         cent of vanilla's value, and their standard error (NaN: unknown). Empty for vanilla itself;
-        lacks metrics without a value of vanilla that is far enough from 0.
+        lacks metrics whose value is vanilla's (see `has_vanillas`), and those without a value of
+        vanilla that is far enough from 0.
         """
         found: dict[str, tuple[float, float]] = {}
         for metric in self.metrics_asked:
@@ -144,21 +146,31 @@ class Trial:
         return found
 
     def _vanilla_with(self, metric: Metric) -> TrialRecord | None:
-        """The vanilla of its sweep, if that is another trial and both have the metric."""
+        """The vanilla of its sweep, if that is another trial, and both have a value of their own of
+        the metric.
+        """
         vanilla = self.sweep.baseline
-        if vanilla is None or self.is_vanilla:
+        if vanilla is None or self.is_vanilla or self.has_vanillas(metric):
             return None
         return vanilla if metric.name in self.metrics and metric.name in vanilla.metrics else None
 
     def change(self, metric: str) -> str:
-        """A metric's change against vanilla as text: `+2.3 ± 5.9 %`, or `+7.5 ± 5.9 % by chance`;
-        empty for one without.
+        """A metric against vanilla as text: `+2.3 ± 5.9 %`, or what a lossless setting has instead;
+        empty for vanilla itself, and for a metric without one.
         """
-        if metric not in self.changes:
+        if metric in self.changes:
+            return signed_percent(*self.changes[metric])
+        found = [asked for asked in self.metrics_asked if asked.name == metric]
+        if not found or not self.is_lossless or self.is_vanilla:
             return ""
-        return signed_percent(*self.changes[metric]) + (
-            " by chance" if metric in self.by_chance else ""
-        )
+        if found[0].is_of_distribution:
+            return VANILLAS
+        return "" if found[0].is_of_counts else OTHER_SAMPLE
+
+    def against_vanilla(self, metric: str) -> str:
+        """The same for a sentence: `+2.3 ± 5.9 % against vanilla`."""
+        change = self.change(metric)
+        return f"{change} against vanilla" if metric in self.changes else change
 
     def limit_probability(self, limits: Sequence[str]) -> float | None:
         """The share of draws in which it meets all limits (see `query.limit_confidence`)."""
@@ -169,10 +181,8 @@ class Trial:
     @property
     def header(self) -> str:
         """The comments at the head of the file that `save` writes (see `config_header`)."""
-        names = [metric.name for metric in self.metrics_asked]
-        return config_file.config_header(
-            self.sweep.identity, self.record, self._purpose, names, self.changes
-        )
+        remarks = {metric.name: self.against_vanilla(metric.name) for metric in self.metrics_asked}
+        return config_file.config_header(self.sweep.identity, self.record, self._purpose, remarks)
 
     @property
     def _purpose(self) -> str:
@@ -224,8 +234,8 @@ class Trial:
         values = []
         for place, name in enumerate(self.objectives):
             value = f"{name} {self.metrics[name]}"
-            if place and name in self.changes:
-                value += f", against vanilla {self.change(name)}"
+            if place and self.change(name):
+                value += f", {self.against_vanilla(name)}"
             values.append(value)
         text = f"Trial {self.number}, {self.title}"
         text += f" ({'; '.join(values)})" if values else ""
@@ -235,7 +245,7 @@ class Trial:
 
     def _repr_html_(self) -> str:
         rows = [(name, str(self.metrics[name])) for name in self.objectives]
-        changed = [name for name in self.objectives[1:] if name in self.changes]
+        changed = [name for name in self.objectives[1:] if self.change(name)]
         rows += [(f"{name} against vanilla", self.change(name)) for name in changed]
         rows += self._chances()
         rows += self._remarks()
@@ -246,8 +256,7 @@ class Trial:
         """Rows of a notebook's table: in how many draws what is said of it holds."""
         if self.gain_probability is None:
             return []
-        by_chance = " by chance" if self.objectives[0] in self.by_chance else ""
-        return [("better than vanilla", f"in {percent(self.gain_probability)} of draws{by_chance}")]
+        return [("better than vanilla", f"in {percent(self.gain_probability)} of draws")]
 
     def _remarks(self) -> list[tuple[str, str]]:
         """Rows below these: by kind, a sentence each."""
@@ -278,6 +287,7 @@ class Candidate(Trial):
             "on_front": self.on_front,
             "setting": self.setting,
             "description": self.description,
+            "lossless": self.is_lossless,
             "config": self.config.to_mapping(),
             "metrics": {
                 name: {"value": e.value, "error": e.known_error} for name, e in self.metrics.items()

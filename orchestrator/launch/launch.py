@@ -25,6 +25,7 @@ from orchestrator.run.search import Search
 from orchestrator.run.timing import time_front
 from orchestrator.run.trial import Plan, Trials
 from orchestrator.store import checked_text, events, files
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
@@ -137,7 +138,7 @@ def _run_trials(
         started.experiment,
         identity.baseline,
         started.captions,
-        tuple(identity.metrics),
+        QualityGroups.of(identity),
         (reference,),
     )
     earlier_trials = request.earlier.trials if request.earlier is not None else 0
@@ -146,7 +147,7 @@ def _run_trials(
     search = Search(sweep, directions, predicted_pool, started.told)
     driver = Driver(storage, trials, search, check=started.capabilities.check, update=views.update)
     outcome = driver.run(records, request.revived)
-    finished = Sweep(storage, identity, tuple(outcome.records))
+    finished = Sweep.of(storage, identity, outcome.records)
     untimed = time_front(finished, plan.session, trials.sessions.made, build, emit)
     return replace(outcome, untimed=untimed)
 

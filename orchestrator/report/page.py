@@ -265,6 +265,7 @@ def _metric_entry(metric: Metric) -> dict[str, Any]:
         "about": metric.about,
         "quality": not metric.is_of_counts,
         "of_vanilla": metric.is_of_vanilla,
+        "of_distribution": metric.is_of_distribution,
         "across": f"{name}, {'→' if is_maximized else '←'} {better}",
         "up": f"{name}, {'↑' if is_maximized else '↓'} {better}",
     }

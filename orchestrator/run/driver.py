@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from orchestrator.cluster.tasks import Limits, Outcome, SweepError, seconds_taken
 from orchestrator.front.plateau import Plateau, PlateauState
-from orchestrator.run.racing import at_full_size, with_constraints
+from orchestrator.run.racing import at_full_size
 from orchestrator.run.search import Proposal, Search
 from orchestrator.run.trial import (
     RunningTrial,
@@ -145,10 +145,11 @@ class Driver:
             trial.is_lost = first in self._lost
         if trial.is_lost and not self.search.is_stateful:
             self._add_lost(record)
-        told = with_constraints(
-            self.racing.before_revival(record), self.sweep.constraints, self.racing.finished
-        )
-        self._records.append(known.get(number, told))
+        told = self.trials.as_told(self.racing.before_revival(record), self.racing.finished)
+        stored = told
+        if number in known:
+            stored = self.trials.as_told(known[number], self._records)
+        self._records.append(stored)
         self.racing.finished.append(told)
         if told.state == STOPPED and told.duplicate_of is None:
             self._limits.images -= self.trials.plan.images - told.images

@@ -65,6 +65,8 @@ class Scores:
     source: Hashable = None
     noise_dof: float = np.inf
     bias: Floats = field(default_factory=lambda: np.zeros(1))
+    # by objective, what its value is known to be of: all scores with the same have the same value
+    known: Mapping[int, Hashable] = field(default_factory=dict)
 
     @property
     def values(self) -> Floats:
@@ -80,6 +82,7 @@ class Scores:
         noise: ArrayLike = 0.0,
         source: Hashable = None,
         noise_dof: float = np.inf,
+        known: Mapping[int, Hashable] | None = None,
     ) -> Scores:
         """Scores of statistics that are not means: values [m], and replicates [m, G], each without
         one block.
@@ -99,7 +102,8 @@ class Scores:
         count = left_out.shape[1]
         blocks = count * value - (count - 1) * left_out.T
         errors = np.broadcast_to(np.asarray(noise, dtype=np.float64), value.shape)
-        return cls(blocks, errors, source, noise_dof, value - blocks.mean(axis=0))
+        bias = value - blocks.mean(axis=0)
+        return cls(blocks, errors, source, noise_dof, bias, known or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +194,23 @@ class Race:
 
     def p_values(self, scores: Scores, rivals: Sequence[Scores]) -> Floats:
         """For each rival [K], the p-value of "the rival is not better in all objectives", without
-        any correction.
+        any correction. Objectives in which both are known to have one value are left out; 1 if that
+        leaves none.
         """
         from scipy.special import stdtr
 
         t, degrees = self._statistics(scores, rivals)
-        p: Floats = stdtr(degrees, -t).max(axis=1)
-        return p
+        p: Floats = stdtr(degrees, -t)
+        for row, rival in enumerate(rivals):
+            equal = [
+                objective
+                for objective, source in scores.known.items()
+                if rival.known.get(objective) == source
+            ]
+            if len(equal) < len(self.directions):
+                p[row, equal] = 0.0
+        found: Floats = p.max(axis=1)
+        return found
 
     def _statistics(self, scores: Scores, rivals: Sequence[Scores]) -> tuple[Floats, Floats]:
         """Student's t [K, m] of every objective's difference, positive if the rival is better;

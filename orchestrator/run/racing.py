@@ -16,6 +16,7 @@ import numpy as np
 from orchestrator.front.joint import JointErrors, directions
 from orchestrator.front.pareto import dominated
 from orchestrator.run.race import Race, Scores
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.prices import is_priced, violations
 from orchestrator.store.records import (
     COMPLETE,
@@ -27,6 +28,7 @@ from orchestrator.store.records import (
 )
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
+from search_spaces.trial import Sampling
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
 
@@ -42,39 +44,52 @@ class EarlyStopping:
     finished: the records of finished trials in the order of their numbers, as the search knows
     them: revived ones as they were when they stopped. A decision depends on those alone that had
     finished before the trial was proposed, so it is the same for any number of workers. earlier:
-    the number of trials of earlier sweeps, whose fronts are rivals (see `Source.trials`).
+    the number of trials of earlier sweeps, whose fronts are rivals (see `Source.trials`). groups:
+    those of lossless settings.
     """
 
     sweep: SweepConfig
     objectives: Sequence[Metric]
     finished: list[TrialRecord] = field(default_factory=list)
     earlier: int = 0
+    groups: QualityGroups | None = None
 
     def decide(
-        self, number: int, images: int, metrics: Metrics, shape: str, device: str
+        self,
+        number: int,
+        images: int,
+        metrics: Metrics,
+        shape: str,
+        device: str,
+        group: Sampling | None = None,
     ) -> EarlyStop | None:
         """Whether trial `number`, measured on `images` images, stops. device: of its speeds (see
-        `TrialRecord.device`).
+        `TrialRecord.device`). group: of its quality (see `QualityGroups.group`); rivals of the same
+        one are equally good.
 
         The configs of `enqueue` never stop, and a rival must meet the sweep's constraints. If a
         speed is an objective, rivals are those that were timed on the same device.
         """
         first = len(self.sweep.enqueue)
         racing = self.sweep.racing
-        scores = self._scores(metrics, shape)
+        scores = self._scores(metrics, shape, group)
         if racing is None or number < first or scores is None:
             return None
         race = Race(
             [metric.direction for metric in self.objectives], racing.error_rate, len(racing.rungs)
         )
-        own = max(0, number - self.sweep.search.parallel + 1)
+        before = self.rivals_of(number)
         rivals = {}
-        for record in self.finished[:own]:
+        for record in before:
             rival = self._rival(record, images, device)
             if rival is not None and rival.blocks.shape == scores.blocks.shape:
                 rivals[record.number] = rival
-        stop = race.decide(number - first, scores, rivals, own + self.earlier)
+        stop = race.decide(number - first, scores, rivals, len(before) + self.earlier)
         return None if stop is None else EarlyStop(stop.rival, images, stop.chance)
+
+    def rivals_of(self, number: int) -> Sequence[TrialRecord]:
+        """The trials that had finished before this one was proposed."""
+        return self.finished[: max(0, number - self.sweep.search.parallel + 1)]
 
     def reason(self, stop: EarlyStop) -> str:
         """Why a trial was stopped, in one sentence."""
@@ -136,20 +151,29 @@ class EarlyStopping:
             return None
         if not _may_compare(self.objectives, record.timed_on.get(images, ""), device):
             return None
-        return self._scores(metrics, record.shape)
+        group = self.groups.group(record) if self.groups is not None else None
+        return self._scores(metrics, record.shape, group)
 
-    def _scores(self, metrics: Metrics, shape: str) -> Scores | None:
+    def _scores(self, metrics: Metrics, shape: str, group: Sampling | None = None) -> Scores | None:
         """The objectives; None if one of them has no values without blocks of captions."""
         entries = [metrics.get(metric.name) for metric in self.objectives]
         measured = [entry for entry in entries if entry is not None and len(entry.replicates) > 1]
         if len(measured) < len(entries) or len({len(entry.replicates) for entry in measured}) > 1:
             return None
+        known = {}
+        if group is not None:
+            known = {
+                place: group
+                for place, metric in enumerate(self.objectives)
+                if metric.is_of_distribution
+            }
         return Scores.from_replicates(
             [entry.value for entry in measured],
             [entry.replicates for entry in measured],
             [entry.noise for entry in measured],
             shape or None,
             min((entry.noise_dof for entry in measured if entry.noise_dof), default=np.inf),
+            known,
         )
 
 

@@ -24,11 +24,13 @@ from orchestrator.run.racing import EarlyStopping, next_trials, with_constraints
 from orchestrator.run.search import Proposal
 from orchestrator.run.timing import Sessions, session_of
 from orchestrator.store import events
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.names import SettingNames
 from orchestrator.store.records import (
     COMPLETE,
     FAILED,
     STOPPED,
+    EarlyStop,
     State,
     TrialRecord,
     parse_history,
@@ -48,6 +50,7 @@ _RESULTS = (
     "metrics",
     "constraints",
     "history",
+    "own",
     "shards",
     "images",
     "taken",
@@ -111,15 +114,15 @@ class Rung(NamedTuple):
 class Plan:
     """The files that the trials of a sweep consist of.
 
-    baseline: vanilla's config. captions: number of captions. metrics: names of those to measure.
-    prepared: what every measurement needs besides the shards.
+    baseline: vanilla's config. captions: number of captions. groups: those of lossless settings,
+    which know the metrics to measure. prepared: what every measurement needs besides the shards.
     """
 
     sweep: SweepConfig
     experiment: Experiment
     baseline: DecodingConfig
     captions: int
-    metrics: tuple[str, ...]
+    groups: QualityGroups
     prepared: tuple[Task, ...] = ()
 
     @property
@@ -165,7 +168,7 @@ class Plan:
             quality=names(rung.files),
             timing=names(timings),
             baseline_quality=names(self.baseline_images),
-            metrics=self.metrics,
+            metrics=tuple(self.groups.metrics),
             halfway=self.sweep.racing is None,
         )
         needs = (*rung.files, *prefetched, *timings, *self.baseline_images, *self.prepared)
@@ -193,7 +196,8 @@ class Trials:
         self.build = build
         self.emit = emit
         sweep = plan.sweep
-        self.racing = EarlyStopping(sweep, objectives, earlier=earlier)
+        self.groups = plan.groups
+        self.racing = EarlyStopping(sweep, objectives, earlier=earlier, groups=plan.groups)
         self.sessions = Sessions(sweep, plan.baseline, plan.session)
         self.names = SettingNames(sweep.sampling)
         names = [
@@ -201,6 +205,15 @@ class Trials:
             *(limit.metric for limit in sweep.constraints),
         ]
         self._required = dict.fromkeys(names)  # without these metrics a trial has failed
+
+    def as_told(self, record: TrialRecord, earlier: Sequence[TrialRecord]) -> TrialRecord:
+        """A trial's record as the search knows it: with the quality of its group (see
+        `QualityGroups.as_told`), and with its violations of the constraints.
+
+        earlier: the trials that were told before.
+        """
+        known = self.groups.as_told(record, earlier)
+        return with_constraints(known, self.plan.sweep.constraints, earlier)
 
     def run(self, proposal: Proposal, stopped: TrialRecord | None = None) -> Steps:
         """Measure a trial rung by rung, until racing stops it or all captions are measured.
@@ -248,7 +261,7 @@ class Trials:
             state: State = FAILED if problem else COMPLETE
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
-                    stop = self.racing.decide(number, rung.images, metrics, shape, device)
+                    stop = self._decide(proposal, rung.images, metrics, device)
                 if stop is None or problem:  # more images may have what these lack
                     continue
                 state = STOPPED
@@ -266,6 +279,19 @@ class Trials:
                 **_counts(result.output),
             )
         raise AssertionError("the last rung is all captions")
+
+    def _decide(
+        self, proposal: Proposal, images: int, metrics: Mapping[str, Estimate], device: str
+    ) -> EarlyStop | None:
+        """Whether racing stops a trial at a rung, by the quality of its group (see
+        `QualityGroups.as_told`).
+        """
+        assert proposal.config is not None
+        measured = make_record(proposal, STOPPED, metrics=metrics, images=images)
+        told = self.groups.as_told(measured, self.racing.rivals_of(proposal.number))
+        shape = proposal.config.shape.key
+        group = self.groups.group(measured)
+        return self.racing.decide(proposal.number, images, told.metrics, shape, device, group)
 
     def _missing(self, metrics: Collection[str], output: Mapping[str, Any]) -> str | None:
         """Why required metrics are missing; None if none is."""
@@ -448,7 +474,7 @@ def revive(
         record = running.take(number).record
         assert record is not None
         if record.state != FAILED:
-            _replace_record(records, write, with_constraints(record, sweep.constraints, records))
+            _replace_record(records, write, trials.as_told(record, records[:number]))
             trials.emit(events.TrialRevived.of(records[number], trials.names))
         elif number in numbers:
             raise SweepError(f"trial {number} could not go on: {record.cause}")

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.text import clean, signed_percent
+from orchestrator.text import clean
 from search_spaces.documents import write_document
 from search_spaces.params import ConfigError
 from search_spaces.plugins import plugin_modules
@@ -158,26 +158,20 @@ def config_header(
     identity: Identity,
     record: TrialRecord,
     heading: str = "",
-    metrics: Iterable[str] = (),
-    changes: Mapping[str, tuple[float, float]] | None = None,
+    remarks: Mapping[str, str] | None = None,
 ) -> str:
-    """The comments at the head of a trial's config file: the trial, the speed-up, other metrics
-    with their changes against vanilla in per cent, its plugins, and the config's digest. heading:
-    what the trial was chosen for.
+    """The comments at the head of a trial's config file: the trial, the speed-up, other metrics,
+    its plugins, and the config's digest. heading: what the trial was chosen for. remarks: the
+    metrics, each with what follows its value, such as `+2.3 ± 5.9 % against vanilla`, or "".
     """
     speed = MeasuredSpeed.of(identity, record)
     lines = [f"{heading}: " * bool(heading) + f"trial {record.number} of {identity.name}"]
     lines += (
         [f"{SPEEDUP} {speed.speedup} at batch {speed.batch} on {speed.device}"] if speed else []
     )
-    for name in metrics:
+    for name, remark in (remarks or {}).items():
         if name != SPEEDUP and name in record.metrics:
-            change = (
-                f", {signed_percent(*changes[name])} against vanilla"
-                if changes and name in changes
-                else ""
-            )
-            lines.append(f"{name} {record.metrics[name]}{change}")
+            lines.append(f"{name} {record.metrics[name]}" + (f", {remark}" if remark else ""))
     lines += [f"plugin {module}" for module in record.config.plugins] if record.config else []
     lines.append(f"config {record.digest}")
     return "".join(f"# {clean(line)}\n" for line in lines)
@@ -188,7 +182,7 @@ def trial_text(identity: Identity, record: TrialRecord) -> str:
     of a trial with an invalid one is empty.
     """
     header = config_header(
-        identity, record, metrics=[metric.name for metric in identity.objectives]
+        identity, record, remarks={metric.name: "" for metric in identity.objectives}
     )
     config = record.config.to_mapping() if record.config else {}
     return header + write_document(config, is_compact=False)

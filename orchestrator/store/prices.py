@@ -185,10 +185,21 @@ def price_on(
         timed_on = {record.images: str(machine.device)} if has_speeds else {}
         history = record.history if has_speeds else _without_speeds(record.history)
         found.append(replace(record, metrics=metrics, timed_on=timed_on, history=history))
-    limits = [Constraint.parse(text) for text in identity.constraints]
-    if not any(is_priced(limit.metric) for limit in limits):
+    if not any(is_priced(Constraint.parse(text).metric) for text in identity.constraints):
         return tuple(found)
-    return tuple(replace(record, constraints=violations(record, limits, found)) for record in found)
+    return with_violations(found, identity)
+
+
+def with_violations(records: Sequence[TrialRecord], identity: Identity) -> tuple[TrialRecord, ...]:
+    """The records of a sweep with their violations of its constraints (see `violations`); as they
+    are without vanilla's.
+    """
+    limits = [Constraint.parse(text) for text in identity.constraints]
+    if not limits or not records or records[0].number != 0:
+        return tuple(records)
+    return tuple(
+        replace(record, constraints=violations(record, limits, records)) for record in records
+    )
 
 
 def _without_speeds(history: History) -> History:
@@ -263,14 +274,17 @@ def violations(
         return {}
     vanilla = records[0] if records else record
     images = record.images if record.state == STOPPED else vanilla.images
-    reference = vanilla.metrics if images == vanilla.images else dict(vanilla.history)[images]
+    reference = vanilla.metrics
+    if images != vanilla.images:
+        reference = dict(vanilla.history).get(images, {})
     found = {}
     for constraint in constraints:
         is_speed = is_priced(constraint.metric)
         value = record.metrics.get(constraint.metric)
         limit = (vanilla.metrics if is_speed else reference).get(constraint.metric)
         is_elsewhere = is_speed and not may_compare_speeds(record.device, vanilla.device)
-        if value is None or (is_elsewhere and constraint.relative_to_vanilla):
+        lacks_limit = limit is None or is_elsewhere
+        if value is None or (lacks_limit and constraint.relative_to_vanilla):
             found[constraint.text] = math.inf
         else:
             found[constraint.text] = constraint.violation(

@@ -57,6 +57,9 @@ class TrialRecord:
     constraints: Mapping[str, float] = field(default_factory=dict)  # excess over each; 0: it is met
     # metrics at each number of images at which it was measured, rising; the last are `metrics`
     history: History = ()
+    # at each number of images, what its own images say of metrics whose values it shares with other
+    # lossless trials (see `orchestrator.store.lossless`); files have these values alone
+    own: History = ()
     shards: tuple[str, ...] = ()
     # key of what the costs of its passes depend on, if it was timed: trials with the same one share
     # these costs and their noise
@@ -128,12 +131,26 @@ class TrialRecord:
             for name, size in sorted(sizes.items(), key=lambda entry: entry[1])
         }
 
+    @property
+    def measured(self) -> TrialRecord:
+        """The record with the values of its own images alone."""
+        if not self.own:
+            return self
+        own = dict(self.own)
+        history = tuple(
+            (images, {**metrics, **own.get(images, {})}) for images, metrics in self.history
+        )
+        metrics = {**self.metrics, **own.get(self.images, {})}
+        return replace(self, metrics=metrics, history=history, own=())
+
     def to_json(self) -> bytes:
-        plain = asdict(replace(self, config=None, metrics={}, history=()))
+        measured = self.measured
+        plain = asdict(replace(measured, config=None, metrics={}, history=()))
+        del plain["own"]
         plain |= {
             "config": self.config.to_mapping() if self.config else {},
-            "metrics": _plain_metrics(self.metrics),
-            "history": [(images, _plain_metrics(metrics)) for images, metrics in self.history],
+            "metrics": _plain_metrics(measured.metrics),
+            "history": [(images, _plain_metrics(metrics)) for images, metrics in measured.history],
         }
         return dump_checked(plain, indent=1)
 
@@ -156,7 +173,8 @@ class TrialRecord:
                     int(key): fit_type(str, name) for key, name in fields.pop("timed_on").items()
                 },
             }
-            types = field_types(TrialRecord)
+            types = dict(field_types(TrialRecord))
+            del types["own"]
             parsed |= fit_entries(types, expect_mapping(fields, types))
             for moment in filter(None, (parsed.get("started"), parsed.get("finished"))):
                 check_time(moment)

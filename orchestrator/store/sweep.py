@@ -15,8 +15,15 @@ from orchestrator.errors import QueryError
 from orchestrator.store.files import find_sweep, read_sweep_yaml, read_table
 from orchestrator.store.identity import Identity
 from orchestrator.store.launches import load_identity
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.names import SettingNames
-from orchestrator.store.prices import Machine, identity_on, price_on, read_prices
+from orchestrator.store.prices import (
+    Machine,
+    identity_on,
+    price_on,
+    read_prices,
+    with_violations,
+)
 from orchestrator.store.records import COMPLETE, TrialRecord, read_trials, trial_file, trial_table
 from search_spaces.params import unknown_key
 from search_spaces.sweep_sections import BUILTIN
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Sweep:
     """One sweep. records: its finished trials by number, with speeds at `prices`, the costs that it
-    has measured.
+    has measured, and with one quality for lossless settings (see `orchestrator.store.lossless`).
 
     machine: the device and batch size that all these speeds are of; None where no timing session of
     the sweep can be used, so that the speeds are those that its records have.
@@ -62,7 +69,7 @@ class Sweep:
             ValueError: one of its files is damaged.
         """
         storage = location if isinstance(location, Storage) else find_sweep(location)
-        sweep = cls(storage, load_identity(storage), tuple(read_trials(storage)))
+        sweep = cls.of(storage, load_identity(storage), read_trials(storage))
         if device is None and batch is None:
             return sweep.priced()
         sweep = replace(sweep, prices=read_prices(storage))
@@ -71,6 +78,14 @@ class Sweep:
         except QueryError as error:
             raise QueryError(f"sweep {sweep.name}: {error}") from None
         return sweep.priced_on(machine)
+
+    @classmethod
+    def of(cls, storage: Storage, identity: Identity, records: Sequence[TrialRecord]) -> Self:
+        """A sweep with these records, at the costs that they have: lossless settings have one
+        quality, and constraints are evaluated with it.
+        """
+        pooled = QualityGroups.of(identity).pooled(records)
+        return cls(storage, identity, with_violations(pooled, identity))
 
     def priced_on(self, machine: Machine) -> Self:
         """This sweep with the speeds of one device at one batch size, and an identity that says

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Generic, Literal, TypeVar
 
 from orchestrator.store.identity import Identity
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from workers.data.storage import Storage
@@ -241,10 +242,13 @@ class Views:
         with self._lock:
             if self._sweep is None:
                 assert self._identity is not None, "update before start"
-                records = tuple(record for _, record in sorted(self._records.items()))
-                self._sweep = Sweep(self._storage, self._identity, records)
+                records = [record for _, record in sorted(self._records.items())]
+                told = QualityGroups.of(self._identity).all_as_told(records)
+                self._sweep = Sweep(self._storage, self._identity, tuple(told))
                 self._priced = None
             if not (self._is_ended and is_priced):
                 return self._sweep
-            self._priced = self._priced or self._sweep.priced()
+            if self._priced is None:
+                ended = Sweep.of(self._storage, self._sweep.identity, self._sweep.records)
+                self._priced = ended.priced()
             return self._priced

@@ -99,6 +99,20 @@ class Metric:
         return BASELINE in self.needs
 
     @property
+    def is_gain(self) -> bool:
+        """Whether it is a value of the images minus vanilla's, such as fid_gain: it needs both the
+        real images and vanilla's.
+        """
+        return self.is_of_vanilla and REFERENCE in self.needs
+
+    @property
+    def is_of_distribution(self) -> bool:
+        """Whether settings whose images have one distribution have one value: it is of the images'
+        quality, and compares them with vanilla's, if at all, as a gain.
+        """
+        return not self.is_of_counts and (self.is_gain or not self.is_of_vanilla)
+
+    @property
     def is_time(self) -> bool:
         """Whether its values are times or rates, such as s/image, which hold for one machine
         only.

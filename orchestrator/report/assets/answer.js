@@ -106,8 +106,9 @@ function choiceLines(trial) {
     { unit } = DATA.metrics[x],
     vanilla = vanillaOf(trial),
     base = vanilla !== trial && vanilla?.metrics[y]?.[0],
-    changed = base ? formatChange(difference(trial, vanilla, y), base) : null,
-    kind = changed && (byChance(trial, y) ? ", change by chance" : ", change"),
+    change = base ? formatChange(difference(trial, vanilla, y), base) : null,
+    changed = base && hasVanillas(trial, y) ? `${withError(trial, y)}, vanilla’s (lossless)` : change,
+    kind = changed && !hasVanillas(trial, y) && ", change",
     description = trial.label === trial.description ? null : trial.description,
     link = button(".link", trial.title, () => reveal(trial), { title: "Show in the plot" });
   return [
@@ -119,8 +120,8 @@ function choiceLines(trial) {
     ]),
   ];
 }
-// Of a lossless setting, whose images have vanilla's own distribution.
-const byChance = (trial, metric) => trial.lossless && DATA.metrics[metric].quality;
+// By theorem: a lossless setting's images have vanilla's distribution, on which alone the metric depends.
+const hasVanillas = (trial, metric) => trial.lossless && DATA.metrics[metric].of_distribution;
 // How the settings were chosen, below the chart, which shares the first screen with them.
 function drawBasis() {
   const line = (heading, basis) => basis?.length > 0 && el("p.quiet", `${capitalised(heading)}: ${basis.join("; ")}.`);
@@ -134,10 +135,9 @@ const sureness = (text, share) =>
   el("p.sure", el("meter", { min: 0, max: 1, value: share.toFixed(3), "aria-hidden": "true" }), el("span", text));
 // How sure it is that a trial is better than vanilla in the first metric; null for vanilla.
 function gain(trial) {
-  const share = ANSWER.gains[trial.id],
-    chance = byChance(trial, DATA.axes.x) ? " by chance" : "";
+  const share = ANSWER.gains[trial.id];
   if (share === undefined) return null;
-  return sureness(`${ANSWER.better} than vanilla in ${percent(share)} of draws${chance}`, share);
+  return sureness(`${ANSWER.better} than vanilla in ${percent(share)} of draws`, share);
 }
 // Each word stays whole, so that no line ends inside an option.
 function commandBox(text) {

@@ -17,6 +17,7 @@ from orchestrator.run.build import Build, Result
 from orchestrator.run.search import Proposal
 from orchestrator.run.trial import BASELINE, Plan, Steps, Trials, copy_record, make_record, names
 from orchestrator.store.events import Event, TrialStarted
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -38,6 +39,7 @@ space: {drafter: eagle, tree: {policy: chain, length: 3}}
 """
 COUNTS = {"metrics": ["fid"], "objectives": [{"metric": "step_compression"}, {"metric": "fid"}]}
 OBJECTIVES = [Metric("fid", "minimize"), Metric("speedup", "maximize")]
+GROUPS = QualityGroups({metric.name: metric for metric in OBJECTIVES}, SAMPLING, 8)
 FID, SPEED = {"value": 5.0, "error": 0.1, "n": 40}, {"value": 2.0, "error": 0.1, "n": 9}
 
 
@@ -45,7 +47,7 @@ FID, SPEED = {"value": 5.0, "error": 0.1, "n": 40}, {"value": 2.0, "error": 0.1,
 def plan(tmp_path: Path) -> Plan:
     path = tmp_path / "tried.yaml"
     path.write_text(SWEEP)
-    return Plan(SweepConfig.read(path), EXPERIMENT, VANILLA, 20, ("fid", "speedup"))
+    return Plan(SweepConfig.read(path), EXPERIMENT, VANILLA, 20, GROUPS)
 
 
 def make_trials(plan: Plan, folder: Path, events: list[Event] | None = None) -> Trials:

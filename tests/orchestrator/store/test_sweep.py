@@ -113,10 +113,9 @@ def test_front_is_a_column_of_all_trials(sweep: Sweep, tmp_path: Path) -> None:
 
 
 def test_the_sweeps_own_constraints_hold_unless_waived(tmp_path: Path) -> None:
-    records = write_sweep(tmp_path)
-    wild = dataclasses.replace(records[3], constraints={"drift <= 0": 1.0})
-    write_trial(Storage(str(tmp_path)), wild)
+    write_sweep(tmp_path, constraints=["drift <= 0"])
     sweep = Sweep.open(tmp_path)
+    assert numbers(sweep.front(everything=True)) == [0]
     assert 3 not in numbers(sweep.front(everything=True))
     assert 3 in numbers(sweep.front(everything=True, feasible=False))
     assert numbers(sweep.trials(["front"])) == sorted(numbers(sweep.front()))
@@ -407,9 +406,8 @@ def test_the_picture_shows_every_family(sweep: Sweep) -> None:
 def test_a_trial_that_stopped_early_is_in_the_table_and_on_no_front(tmp_path: Path) -> None:
     records = write_sweep(tmp_path, 12, failed=(7,), stopped={9: 2})
     sweep = Sweep.open(tmp_path)
-    other = dataclasses.replace(
-        sweep, records=tuple(record for record in records if record.number != 9)
-    )
+    complete = [record for record in records if record.number != 9]
+    other = Sweep.of(sweep.storage, sweep.identity, complete)
     found = front_of([sweep])
     assert (found.left_out["failed"], found.left_out["stopped early"]) == (1, 1)
     fast = [candidate.record.number for candidate in found.candidates]
