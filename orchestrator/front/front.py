@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from orchestrator.errors import NoChoiceError, QueryError
 from orchestrator.front.bounds import Bounds
 from orchestrator.front.compare import (
     hypervolume,
+    obstacles,
     reference_point,
     require_comparable,
     sampled_hypervolumes,
@@ -31,6 +32,8 @@ from orchestrator.front.pareto import (
 from orchestrator.front.query import passing, require_list
 from orchestrator.front.questions import limit_on, objectives_of
 from orchestrator.front.trial import Candidate, Trial
+from orchestrator.store.identity import Identity
+from orchestrator.store.lossless import QualityGroups, Source, pool
 from orchestrator.store.names import Form, SettingNames
 from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -288,6 +291,8 @@ def front_of(
         for sweep in sweeps:
             sweep.metric(metric.name)
         require_comparable([sweep.identity for sweep in sweeps], metric.name)
+    if len(named) > 1:
+        named = _with_one_quality(named)
     owned = [(name, record) for name, sweep in named.items() for record in sweep.records]
     limits = {name: [limit_on(sweep, text) for text in subject_to] for name, sweep in named.items()}
     trials = pa.concat_tables([sweep.table for sweep in named.values()], promote_options="default")
@@ -311,6 +316,36 @@ def front_of(
         reason: int(count) for reason, count in zip(tests, failed_first, strict=True) if count
     }
     return Front(named, metrics, trials, [int(row) for row in np.flatnonzero(passed[-1])], left_out)
+
+
+def _with_one_quality(named: Mapping[str, Sweep]) -> dict[str, Sweep]:
+    """Sweeps whose lossless settings have one quality together, where they have the same target,
+    captions and metrics.
+    """
+    sources = [
+        Source(QualityGroups.of(sweep.identity), sweep.records, _basis(sweep.identity, named))
+        for sweep in named.values()
+    ]
+    return {
+        name: replace(sweep, records=records)
+        for (name, sweep), records in zip(named.items(), pool(sources), strict=True)
+    }
+
+
+def _basis(identity: Identity, named: Mapping[str, Sweep]) -> dict[str, Hashable]:
+    """What values of lossless settings depend on, by metric (see `Source`); without metrics that
+    cannot be compared with all of the other sweeps'.
+    """
+    others = [sweep.identity for sweep in named.values()]
+    target = {
+        name: model for name, model in identity.models.items() if not name.startswith("drafters.")
+    }
+    basis = (tuple(sorted(target.items())), identity.caption_set, identity.samples)
+    return {
+        name: basis
+        for name in identity.metrics
+        if all(name in other.metrics for other in others) and not obstacles(others, name)
+    }
 
 
 def _named(sweeps: Sequence[Sweep]) -> dict[str, Sweep]:

@@ -10,30 +10,30 @@ one by one, such as drift, are left as they are: a lossless setting draws other 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from orchestrator.store.identity import Identity
-from orchestrator.store.records import FAILED, History, TrialRecord
+from orchestrator.store.records import FAILED, TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate, Noise, jackknife_error
 
-Values = Mapping[str, Estimate]
 
+class Place(NamedTuple):
+    """Where a trial has a value."""
 
-@lru_cache(maxsize=1 << 14)
-def _lossless_sampling(config: DecodingConfig, cols: int) -> Sampling | None:
-    """The sampling of a config that is lossless for it; None for a lossy one."""
-    return config.sampling if config.is_lossless(config.sampling, cols) else None
+    images: int  # the number on which it was measured
+    metric: str
 
 
 @dataclass(frozen=True, slots=True)
 class QualityGroups:
-    """The groups of lossless settings in sweeps of one target."""
+    """The groups of lossless settings in a sweep."""
 
     metrics: Mapping[str, Metric]
     baseline: Sampling  # vanilla's
@@ -61,12 +61,13 @@ class QualityGroups:
         group = self.group(record)
         if group is None:
             return record
-        first: dict[int, Values] = {}
+        first: dict[Place, Estimate] = {}
         for other in earlier:
             if self.group(other) == group:
-                for images, values in measured_history(other):
-                    first.setdefault(images, _mean_values([values], (group, images)))
-        return self._with(record, first, {})
+                for place, entry in _measured_entries(other):
+                    first.setdefault(place, entry)
+        shared = {place: _mean([entry], (group, place)) for place, entry in first.items()}
+        return self.with_shared(record, shared.get, lambda place: None)
 
     def all_as_told(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
         """The records of a running sweep from trial 0 on (see `as_told`)."""
@@ -79,89 +80,104 @@ class QualityGroups:
         """All records of a sweep. Those of a group have the mean of what its members measured on
         as many images; gains over vanilla are over its group's mean.
         """
-        (found,) = pool([(self, "", records)])
+        (found,) = pool([Source(self, records)])
         return found
 
-    def _with(
+    def with_shared(
         self,
         record: TrialRecord,
-        shared: Mapping[int, Values],
-        vanilla: Mapping[int, Values],
+        shared: Callable[[Place], Estimate | None],
+        vanilla: Callable[[Place], Estimate | None],
     ) -> TrialRecord:
-        """A record with values that it shares with its group, and gains over those of vanilla's
-        group; both by number of images.
-        """
-        history: list[tuple[int, Values]] = []
-        own: list[tuple[int, Values]] = []
-        for images, values in measured_history(record):
-            known = dict[str, Estimate]()
-            for name, entry in values.items():
-                metric = self.metrics.get(name)
-                if metric is None or not metric.is_of_distribution:
-                    continue
-                value = shared.get(images, {}).get(name, entry)
-                base = vanilla.get(images, {}).get(name) if metric.is_gain else None
-                value = value if base is None else _minus(value, base)
-                if value is not entry:
-                    known[name] = value
-            history.append((images, {**values, **known}))
-            own.append((images, {name: values[name] for name in known}))
-        if not any(values for _, values in own):
+        """A record with the values that its group shares, and with gains over vanilla's group."""
+        known: dict[Place, Estimate] = {}
+        own: dict[Place, Estimate] = {}
+        for place, entry in _measured_entries(record):
+            metric = self.metrics.get(place.metric)
+            if metric is None or not metric.is_of_distribution:
+                continue
+            value = shared(place) or entry
+            base = vanilla(place) if metric.is_gain else None
+            if base is not None:
+                value = _minus(value, base)
+            if value is not entry:
+                known[place] = value
+                own[place] = entry
+        if not known:
             return record
-        metrics = dict(history)[record.images]
-        rungs = dict(record.history)
-        kept = tuple(entry for entry in history if entry[0] in rungs)
-        return replace(record, metrics=metrics, history=kept, own=tuple(own))
-
-
-def measured_history(record: TrialRecord) -> History:
-    """A trial's metrics on its own images, at each number of images, rising."""
-    measured = record.measured
-    found = {**dict(measured.history), measured.images: measured.metrics}
-    return tuple(sorted(found.items()))
-
-
-def pool(
-    sweeps: Sequence[tuple[QualityGroups, Hashable, Sequence[TrialRecord]]],
-) -> list[tuple[TrialRecord, ...]]:
-    """The records of several sweeps, as `QualityGroups.pooled`. Each comes with what the images of
-    a lossless setting depend on besides its sampling: groups of equal ones are one.
-    """
-    members: defaultdict[Hashable, defaultdict[int, list[Values]]]
-    members = defaultdict(lambda: defaultdict(list))
-    for groups, target, records in sweeps:
-        for record in records:
-            group = groups.group(record)
-            if group is not None and record.duplicate_of is None:
-                for images, values in measured_history(record):
-                    members[target, group][images].append(values)
-    shared = {
-        key: {images: _mean_values(values, (key, images)) for images, values in found.items()}
-        for key, found in members.items()
-    }
-    return [
-        tuple(
-            groups._with(
-                record,
-                shared.get((target, groups.group(record)), {}),
-                shared.get((target, groups.baseline), {}),
-            )
-            for record in records
+        measured = record.measured
+        rungs = [images for images, _ in measured.history]
+        return replace(
+            measured,
+            metrics={**measured.metrics, **_at(measured.images, known)},
+            history=tuple((n, {**values, **_at(n, known)}) for n, values in measured.history),
+            own=tuple((n, _at(n, own)) for n in dict.fromkeys([*rungs, measured.images])),
         )
-        for groups, target, records in sweeps
-    ]
 
 
-def _mean_values(members: Sequence[Values], source: Hashable) -> Values:
-    """The mean of each metric over the members that have it."""
-    names = dict.fromkeys(name for values in members for name in values)
-    return {
-        name: mean_estimate([values[name] for values in members if name in values], (source, name))
-        for name in names
-    }
+@lru_cache(maxsize=1 << 14)
+def _lossless_sampling(config: DecodingConfig, cols: int) -> Sampling | None:
+    """The sampling of a config that is lossless for it; None for a lossy one."""
+    return config.sampling if config.is_lossless(config.sampling, cols) else None
 
 
-def mean_estimate(entries: Sequence[Estimate], source: Hashable) -> Estimate:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The records of one of several sweeps."""
+
+    groups: QualityGroups
+    records: Sequence[TrialRecord]
+    # By metric, what its value depends on besides a setting's sampling. In sweeps with the same,
+    # groups of one sampling are one; a metric without is the sweep's alone.
+    basis: Mapping[str, Hashable] = field(default_factory=dict)
+
+    def find(
+        self, means: Mapping[Hashable, Estimate], number: int, group: Sampling | None
+    ) -> Callable[[Place], Estimate | None]:
+        """A group's values among the `means` of `pool`; None where it has none."""
+        return lambda place: means.get((self.basis.get(place.metric, number), group, place))
+
+
+def pool(sources: Sequence[Source]) -> list[tuple[TrialRecord, ...]]:
+    """The records of several sweeps, as `QualityGroups.pooled` has those of one."""
+    entries = defaultdict[Hashable, list[Estimate]](list)
+    for number, source in enumerate(sources):
+        for record in source.records:
+            group = source.groups.group(record)
+            if group is None or record.duplicate_of is not None:
+                continue
+            for place, entry in _measured_entries(record):
+                entries[source.basis.get(place.metric, number), group, place].append(entry)
+    means = {key: _mean(found, key) for key, found in entries.items()}
+    pooled = []
+    for number, source in enumerate(sources):
+        groups = source.groups
+        vanilla = source.find(means, number, groups.baseline)
+        pooled.append(
+            tuple(
+                groups.with_shared(
+                    record, source.find(means, number, groups.group(record)), vanilla
+                )
+                for record in source.records
+            )
+        )
+    return pooled
+
+
+def _at(images: int, entries: Mapping[Place, Estimate]) -> dict[str, Estimate]:
+    """The entries of one number of images, by metric."""
+    return {place.metric: entry for place, entry in entries.items() if place.images == images}
+
+
+def _measured_entries(record: TrialRecord) -> Iterator[tuple[Place, Estimate]]:
+    """What a trial's own images say, at each number of them."""
+    measured = record.measured
+    for images, values in {**dict(measured.history), measured.images: measured.metrics}.items():
+        for name, entry in values.items():
+            yield Place(images, name), entry
+
+
+def _mean(entries: Sequence[Estimate], source: Hashable) -> Estimate:
     """The mean of estimates of one number, each on as many images.
 
     With replicates, its error is the jackknife's of the mean: what the estimates share by captions
@@ -170,10 +186,10 @@ def mean_estimate(entries: Sequence[Estimate], source: Hashable) -> Estimate:
     """
     first, *others = entries
     counts = {len(entry.replicates) for entry in entries}
-    if counts != {0} and not others:
+    if not others and first.replicates:
         return first
     value = float(np.mean([entry.value for entry in entries]))
-    if counts != {0} and len(counts) == 1:
+    if len(counts) == 1 and first.replicates:
         replicates = np.mean([entry.replicates for entry in entries], axis=0)
         error = float(jackknife_error(replicates))
         return Estimate(value, error, first.n, tuple(replicates.tolist()))
