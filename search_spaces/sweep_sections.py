@@ -341,6 +341,10 @@ class Objective(Params):
     direction: Annotated[
         Literal["maximize", "minimize"] | None, "whether more or less is better"
     ] = None
+    against: Annotated[
+        Literal["vanilla"] | None,
+        "`vanilla` for a metric, such as drift, that compares images with vanilla's",
+    ] = None
 
     def check(self) -> None:
         with at("metric"):

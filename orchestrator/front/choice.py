@@ -6,7 +6,7 @@ The trial that somebody asked for is a choice too.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -248,13 +248,19 @@ def _knee(front: Front) -> Choice | None:
     """The front's knee (see `pareto.knee`); None if all of its trials are lossless, so that they
     trade nothing.
     """
-    is_traded = any(metric.is_of_counts for metric in front.metrics[1:])
-    if not is_traded and all(member.is_lossless for member in front.members):
+    if not is_trade(front.metrics, [member.is_lossless for member in front.members]):
         return None
     found = front.knee
     if found is None:
         return None
     return _chosen(front, found, KNEE, probability=front.knee_confidence(found))
+
+
+def is_trade(metrics: Sequence[Metric], are_lossless: Iterable[bool]) -> bool:
+    """Whether the trials of a front trade one metric for another: some are lossy, or a metric after
+    the first is of counts.
+    """
+    return any(metric.is_of_counts for metric in metrics[1:]) or not all(are_lossless)
 
 
 def _chosen(front: Front, trial: Candidate, choice: str, **more: Any) -> Choice:

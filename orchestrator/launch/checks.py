@@ -303,6 +303,27 @@ def _check_constraints(found: Inspection) -> None:
                 constraint.check_vanilla(vanilla)
 
 
+def _check_objectives(found: Inspection) -> None:
+    """Objectives that compare a trial's images with vanilla's: lossless settings differ there by
+    the images that they happen to draw, so a search for the best would chase luck.
+    """
+    for index, objective in enumerate(found.sweep.objectives):
+        metric = found.metrics[objective.metric]
+        compares = not (metric.is_of_counts or metric.is_of_distribution)
+        if compares and objective.against is None:
+            raise ConfigError(
+                ("objectives", f"[{index}]"),
+                f"{metric.name} compares images with vanilla's: a lossless setting, which draws "
+                "other samples of the same distribution, has a worse value than vanilla; optimise "
+                "fid or fid_gain, or add `against: vanilla` if that is what you mean",
+            )
+        if not compares and objective.against is not None:
+            raise ConfigError(
+                ("objectives", f"[{index}]", "against"),
+                f"{metric.name} does not compare images with vanilla's; leave it out",
+            )
+
+
 def _check_files(found: Inspection) -> None:
     """Check that the images of a resumed sweep, or of earlier ones, depend on the same files: all
     of them are read.
@@ -403,6 +424,7 @@ FILE_CHECKS: tuple[tuple[str, Check], ...] = (
     ("timing", _check_timing),
     ("racing", _check_racing),
     ("constraints", _check_constraints),
+    ("objectives", _check_objectives),
     ("files of the stored sweep and of earlier ones", _check_files),
     ("enqueued settings and space", lambda found: check_configs(found.sweep, found.capabilities)),
     ("settings to predict", lambda found: check_pool(found.sweep, found.capabilities)),

@@ -4,6 +4,7 @@ of their errors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +152,8 @@ def _measured(metric: Metric, record: TrialRecord) -> list[Any]:
     entry = record.metrics[metric.name]
     joint = JointErrors.of([record], [metric])
     own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
+    if not entry.noise:  # the page does not know what such a value shares with its group
+        own = math.hypot(own, *(noise.effect for noise in entry.noises))
     effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
     noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)
     return [

@@ -326,7 +326,7 @@ class MlflowView(View[Sweep]):
         is_replaced = sweep.prices.sessions and known == len(sweep.records)
         metrics = [
             Metric(name, value, max(_now(), moment + 1) if is_replaced else moment, count)
-            for count, entries in runs.sweep_metrics(sweep, since).items()
+            for count, entries in runs.sweep_metrics(sweep, since, logged.metrics).items()
             for name, value in entries.items()
         ]
         if is_replaced:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.front.choice import DEFAULT_FACTORS, has_default_bar
+from orchestrator.front.choice import DEFAULT_FACTORS, has_default_bar, is_trade
 from orchestrator.front.compare import hypervolume
 from orchestrator.front.joint import directions, values_of
 from orchestrator.front.pareto import Floats, knee, nondominated
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 # MLflow's limits in characters. That of tags is larger on newer servers.
 _MAX_PARAM, MAX_TAG, _MAX_NAME = 6000, 5000, 250
 # groups: standard errors; values by images, and by batch
-ERROR, SERIES, BY_BATCH = "error/", "series/", "by_batch/"
+ERROR, SERIES, BY_BATCH, OWN = "error/", "series/", "by_batch/", "own/"
+_OF_FRONT = ("knee", "hypervolume", "best/")  # metrics of a sweep's run that may cease to exist
 # of a metric's names
 _PREFIXES = ("", ERROR, SERIES, BY_BATCH, f"{STOPPED}/", f"{STOPPED}/{ERROR}")
 _MAX_OBJECTIVES = 3  # of a hypervolume
@@ -177,7 +178,8 @@ def params(record: TrialRecord) -> dict[str, str]:
 
 def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list[Metric]:
     """A trial's results, the objectives first, each a single value; standard errors as `error/fid`;
-    the values on fewer images, which have a larger bias, as `series/fid` by the number of images.
+    the values on fewer images, which have a larger bias, as `series/fid` by the number of images;
+    what a lossless trial's own images say, where it has its group's value, as `own/fid`.
 
     Results of a stopped trial are named `stopped/fid`: they are of fewer images than those of other
     runs. Omits values that are not finite, because MLflow would store infinity as the largest
@@ -193,6 +195,8 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
     found |= {("images", record.images): record.images, ("seconds", record.images): record.seconds}
     for name, entry in results.items():
         found[prefix + ERROR + name, entry.n] = entry.known_error
+    for name, entry in dict(record.own).get(record.images, {}).items():
+        found[prefix + OWN + name, entry.n] = entry.value
     measured = (*(entries for _, entries in record.history), record.metrics)
     series = [(name, entry) for entries in measured for name, entry in entries.items()]
     steps = Counter(name for name, _ in {(name, entry.n) for name, entry in series})
@@ -291,9 +295,12 @@ def _boolean(value: bool) -> str:
     return "true" if value else "false"
 
 
-def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
+def sweep_metrics(
+    sweep: Sweep, since: int, shown: Mapping[str, float] | None = None
+) -> dict[int, dict[str, float]]:
     """How a sweep's front grows: metrics of its run by the number of finished trials, of which
-    `since` are logged.
+    `since` are logged. shown: what MLflow shows of them; a value of the front that it has no more
+    is NaN, because MLflow keeps metrics for ever.
 
     `knee` is the number of a trial. `best/speedup` is the best value of the first objective,
     whatever its error, among the feasible trials within the default bar (see
@@ -306,11 +313,19 @@ def sweep_metrics(sweep: Sweep, since: int) -> dict[int, dict[str, float]]:
         values
     ).all(axis=1)
     found = {}
+    kept = {
+        name
+        for name, value in (shown or {}).items()
+        if name.startswith(_OF_FRONT) and not math.isnan(value)
+    }
     for count in range(since + 1, len(records) + 1):
         states = [record.state for record in records[:count]]
         rows = np.flatnonzero(usable[:count])
         metrics = {"failed": states.count(FAILED), "stopped": states.count(STOPPED)}
-        found[count] = metrics | _front_metrics(sweep, rows, values[rows]) | {"trials": count}
+        own = _front_metrics(sweep, rows, values[rows])
+        ended = dict.fromkeys(kept - own.keys(), math.nan)
+        kept = {name for name in own if name.startswith(_OF_FRONT)}
+        found[count] = metrics | own | ended | {"trials": count}
     return found
 
 
@@ -325,8 +340,12 @@ def _front_metrics(sweep: Sweep, rows: NDArray[np.intp], values: Floats) -> dict
         np.flatnonzero(nondominated(values, toward)) if len(values) else np.array([], dtype=np.intp)
     )
     found = {"front": float(len(front))}
-    if len(front) and (place := knee(values[front], toward)) is not None:
-        found["knee"] = float(sweep.records[rows[front[place]]].number)
+    members = [sweep.records[rows[place]] for place in front]
+    place = knee(values[front], toward) if len(front) else None
+    if place is not None and is_trade(
+        objectives, (member.is_lossless(sweep.identity) for member in members)
+    ):
+        found["knee"] = float(members[place].number)
     if (
         vanilla is None
         or not len(values)

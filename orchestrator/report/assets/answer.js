@@ -107,7 +107,7 @@ function choiceLines(trial) {
     vanilla = vanillaOf(trial),
     base = vanilla !== trial && vanilla?.metrics[y]?.[0],
     change = base ? formatChange(difference(trial, vanilla, y), base) : null,
-    changed = base && hasVanillas(trial, y) ? `${withError(trial, y)}, vanilla’s (lossless)` : change,
+    changed = base && hasVanillas(trial, y) ? [withError(trial, y), ", vanilla’s (lossless)"] : change,
     kind = changed && !hasVanillas(trial, y) && ", change",
     description = trial.label === trial.description ? null : trial.description,
     link = button(".link", trial.title, () => reveal(trial), { title: "Show in the plot" });

@@ -24,7 +24,9 @@ from orchestrator.cli.status import status
 from orchestrator.cli.text import for_output, shown_table
 from orchestrator.errors import CommandError
 from orchestrator.front.choice import LOSSLESS, recommend
+from orchestrator.front.compare import hypervolume
 from orchestrator.front.front import front_of
+from orchestrator.front.joint import directions, values_of
 from orchestrator.store.events import TrialStarted
 from orchestrator.store.locks import driver_lock
 from orchestrator.store.records import write_trial
@@ -224,7 +226,7 @@ def test_the_fastest_lossless_setting(one: Path, tmp_path: Path) -> None:
     name, speed, quality = lines[lines.index("fastest lossless") + 1 :][:3]
     assert name == f"  trial {trial.name}, {trial.title}"
     assert ", faster than vanilla in " in speed
-    assert quality.endswith(" % against vanilla by chance")
+    assert quality.endswith(", vanilla's (lossless)")
     found = data(pareto, one, "--lossless", "--config", file)
     assert found["best_lossless"]["number"] == trial.record.number
     assert 0 < found["best_lossless_gain_confidence"] <= 1
@@ -390,12 +392,13 @@ def test_one_trial_is(one: Path) -> None:
 def test_compare_sweeps(one: Path, two: Path) -> None:
     found = data(compare, one, two)
     corner = found["reference"]
-    for folder in (one, two):
-        sweep = Sweep.open(folder)
-        assert found["hypervolumes"][sweep.name] == pytest.approx(
-            front_of([sweep]).hypervolume(corner)[0]
-        )
-        assert 0 < found["hypervolume_errors"][sweep.name] < found["hypervolumes"][sweep.name]
+    joint = front_of([Sweep.open(folder) for folder in (one, two)])
+    toward = directions(joint.metrics)
+    for name in joint.sweeps:
+        own = [trial.record for trial in joint.candidates if trial.origin == name]
+        volume = hypervolume(values_of(own, joint.metrics), corner, toward)
+        assert found["hypervolumes"][name] == pytest.approx(volume)
+        assert 0 < found["hypervolume_errors"][name] < volume
     (pair,) = found["pairs"]
     assert pair["difference"][0] == pytest.approx(
         -(found["hypervolumes"]["two"] - found["hypervolumes"]["one"])

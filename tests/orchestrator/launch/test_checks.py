@@ -104,6 +104,10 @@ def test_a_sweep_of_an_older_version_can_go_on(monkeypatch: pytest.MonkeyPatch) 
     assert_passes(constraints=["drift <= 1.1 * vanilla"])
 
 
+def test_an_objective_against_vanilla_is_one_on_purpose() -> None:
+    assert_passes(objectives=["speedup", {"metric": "drift", "against": "vanilla"}])
+
+
 def test_a_resumed_sweep_with_other_files_is_refused_before_workers_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,6 +178,14 @@ def test_a_valid_sweep_passes() -> None:
                 **UNTIMED,
             },
             ("constraints[0]: drift needs more images",),
+        ),
+        (
+            {"objectives": ["speedup", "drift"]},
+            ("objectives[1]:", "drift compares images with vanilla's", "against: vanilla"),
+        ),
+        (
+            {"objectives": ["speedup", {"metric": "fid", "against": "vanilla"}]},
+            ("objectives[1].against:", "fid does not compare images with vanilla's"),
         ),
         (
             {"constraints": ["drift <= 1.1 * vanilla"]},
