@@ -282,5 +282,6 @@ def _expected(sweep: Sweep, running: Collection[DecodingConfig]) -> list[TrialRe
             continue
         if vanilla is not None:
             record = at_full_size(record, vanilla)
-        found.append(replace(record, history=(), passes={}, shards=()))
+        # a group's values are told as if they were the trial's own
+        found.append(replace(record, history=(), own=(), passes={}, shards=()))
     return found

@@ -78,7 +78,7 @@ class EarlyStopping:
         race = Race(
             [metric.direction for metric in self.objectives], racing.error_rate, len(racing.rungs)
         )
-        before = self.rivals_of(number)
+        before = self._rivals_of(number)
         rivals = {}
         for record in before:
             rival = self._rival(record, images, device)
@@ -87,7 +87,21 @@ class EarlyStopping:
         stop = race.decide(number - first, scores, rivals, len(before) + self.earlier)
         return None if stop is None else EarlyStop(stop.rival, images, stop.chance)
 
-    def rivals_of(self, number: int) -> Sequence[TrialRecord]:
+    def decide_known(self, measured: TrialRecord, device: str) -> EarlyStop | None:
+        """As `decide`, with the quality that the trial's group is known to have."""
+        if self.groups is None or measured.config is None:
+            return None
+        told = self.groups.as_told(measured, self._rivals_of(measured.number))
+        return self.decide(
+            told.number,
+            told.images,
+            told.metrics,
+            measured.config.shape.key,
+            device,
+            self.groups.group(told),
+        )
+
+    def _rivals_of(self, number: int) -> Sequence[TrialRecord]:
         """The trials that had finished before this one was proposed."""
         return self.finished[: max(0, number - self.sweep.search.parallel + 1)]
 

@@ -30,7 +30,6 @@ from orchestrator.store.records import (
     COMPLETE,
     FAILED,
     STOPPED,
-    EarlyStop,
     State,
     TrialRecord,
     parse_history,
@@ -261,7 +260,8 @@ class Trials:
             state: State = FAILED if problem else COMPLETE
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
-                    stop = self._decide(proposal, rung.images, metrics, device)
+                    known = make_record(proposal, STOPPED, metrics=metrics, images=rung.images)
+                    stop = self.racing.decide_known(known, device)
                 if stop is None or problem:  # more images may have what these lack
                     continue
                 state = STOPPED
@@ -279,19 +279,6 @@ class Trials:
                 **_counts(result.output),
             )
         raise AssertionError("the last rung is all captions")
-
-    def _decide(
-        self, proposal: Proposal, images: int, metrics: Mapping[str, Estimate], device: str
-    ) -> EarlyStop | None:
-        """Whether racing stops a trial at a rung, by the quality of its group (see
-        `QualityGroups.as_told`).
-        """
-        assert proposal.config is not None
-        measured = make_record(proposal, STOPPED, metrics=metrics, images=images)
-        told = self.groups.as_told(measured, self.racing.rivals_of(proposal.number))
-        shape = proposal.config.shape.key
-        group = self.groups.group(measured)
-        return self.racing.decide(proposal.number, images, told.metrics, shape, device, group)
 
     def _missing(self, metrics: Collection[str], output: Mapping[str, Any]) -> str | None:
         """Why required metrics are missing; None if none is."""

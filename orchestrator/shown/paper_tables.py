@@ -100,7 +100,16 @@ def front_paper_table(
     ]
     head = ["trial", "setting", *(_heading(metric) for metric in columns)]
     off = [trial.name for trial in front.candidates if trial.name in shown and not trial.on_front]
-    return PaperTable(_caption(front, best.values(), off), head, lines, 2)
+    lossless = [
+        trial.name
+        for trial in front.candidates
+        if trial.name in shown and trial.is_lossless and not trial.is_vanilla
+    ]
+    shared = [metric.name for metric in columns if metric.is_of_distribution]
+    caption = _caption(front, best.values(), off)
+    if lossless and shared:
+        caption += f" Lossless, with vanilla's {' and '.join(shared)}: {', '.join(lossless)}."
+    return PaperTable(caption, head, lines, 2)
 
 
 def replication_table(found: Replication) -> PaperTable:

@@ -59,12 +59,12 @@ def test_bold_is_the_first_objective_of_the_best_trials_alone(front: Front) -> N
     assert bold == {(chosen[BEST].name, "speedup ↑"), (chosen[LOSSLESS].name, "speedup ↑")}
     assert "1.2 × vanilla" in front_paper_table(front, front.members).caption
     off = {trial.name for trial in front.candidates if not trial.on_front}
-    named = (
-        front_paper_table(front, front.candidates)
-        .caption.partition("Not on the front: ")[2]
-        .rstrip(".")
-    )
+    caption = front_paper_table(front, front.candidates).caption
+    named = caption.partition("Not on the front: ")[2].partition(".")[0]
     assert set(named.split(", ")) == off != set()
+    equal = caption.partition("Lossless, with vanilla's fid: ")[2].rstrip(".")
+    others = [trial for trial in front.candidates if trial.is_lossless and not trial.is_vanilla]
+    assert equal.split(", ") == [trial.name for trial in others]
 
 
 def test_values_have_their_errors_and_further_metrics_their_columns(front: Front) -> None:

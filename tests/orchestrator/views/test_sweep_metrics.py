@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from orchestrator.front.choice import KNEE, best_within, default_limit, recommen
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import front_records
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.mlflow_runs import sweep_metrics
+from orchestrator.views.mlflow_runs import metrics, sweep_metrics
 from tests.fakes.synthetic_sweeps import METRICS, write_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
@@ -91,3 +92,23 @@ def test_the_best_is_that_of_the_default_bar(objectives: str, tmp_path: Path) ->
     found = sweep_metrics(sweep, 11)[12].get(f"best/{names[0]}")
     assert found == (best and best.record.metrics[names[0]].value)
     assert (best is None) == (names[1] in ("speedup", "drift"))
+
+
+def test_a_value_that_ceases_to_exist_is_nan(tmp_path: Path) -> None:
+    """MLflow keeps metrics for ever: a knee of earlier values would stay."""
+    write_sweep(tmp_path, trials=2, failed=())
+    sweep = Sweep.open(tmp_path)
+    assert KNEE not in recommend(front_of([sweep])).choices
+    assert "knee" not in sweep_metrics(sweep, 1)[2]
+    found = sweep_metrics(sweep, 1, {"knee": 5.0, "seconds": 3.0, "best/latency": math.nan})[2]
+    assert math.isnan(found["knee"])
+    assert not {"seconds", "best/latency"} & found.keys()
+
+
+def test_a_lossless_trials_own_value_is_logged_too(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=4, failed=())
+    known = Sweep.open(tmp_path).records[1]
+    logged = {metric.key: metric.value for metric in metrics(known, 0, ["fid"])}
+    assert logged["own/fid"] == records[1].metrics["fid"].value
+    assert logged["fid"] == known.metrics["fid"].value != logged["own/fid"]
+    assert "own/fid" not in {metric.key for metric in metrics(records[3], 0, [])}, "it is lossy"

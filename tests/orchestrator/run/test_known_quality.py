@@ -1,0 +1,132 @@
+"""A running sweep knows that lossless settings have one quality: in racing, and in what it tells
+the search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.instant import InstantWorkers, make_driver
+from orchestrator.run.race import Race, Scores
+from orchestrator.run.racing import EarlyStopping
+from orchestrator.store.lossless import QualityGroups
+from orchestrator.store.records import TrialRecord, read_trials
+from search_spaces.presets import PRESETS
+from search_spaces.sweep import SweepConfig
+from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.storage import Storage
+from workers.metrics.definition import FEATURES, REFERENCE, Metric
+from workers.metrics.estimate import Estimate, jackknife_error
+
+SAMPLING = Sampling(cfg=1.5)
+VANILLA = DecodingConfig(sampling=SAMPLING)
+FAST, SLOW = (PRESETS[name].with_sampling(SAMPLING) for name in ("sjd", "eagle1"))
+SPEED = Metric("speedup", "maximize", unit="x", needs=("timings",))
+FID = Metric("fid", "minimize", needs=(FEATURES, REFERENCE))
+GROUPS = QualityGroups({"speedup": SPEED, "fid": FID}, SAMPLING, 8)
+
+
+def scores(speed: float, fid: float, known: Mapping[int, str] | None = None) -> Scores:
+    rng = np.random.default_rng(round(1000 * (speed + fid)))
+    replicates = np.array([[speed], [fid]]) + 0.001 * rng.standard_normal((2, 24))
+    return Scores.from_replicates([speed, fid], replicates, known=known)
+
+
+def test_a_value_known_to_be_equal_is_not_tested() -> None:
+    """The rival is faster beyond doubt. By measured fid it is a little worse, by luck."""
+    race = Race(["maximize", "minimize"], 0.05, 2)
+    slow, fast = scores(1.0, 4.00, {1: "group"}), scores(2.0, 4.01, {1: "group"})
+    assert race.p_values(slow, [fast])[0] < 1e-6
+    assert race.p_values(slow, [replace(fast, known={})])[0] > 0.5
+    assert race.p_values(slow, [replace(fast, known={1: "another"})])[0] > 0.5
+    stop = race.decide(0, slow, {7: fast}, 1)
+    assert stop is not None
+    assert stop.rival == 7
+
+
+def test_a_rival_that_is_known_to_be_equal_everywhere_beats_nothing() -> None:
+    race = Race(["minimize"], 0.05, 1)
+    one = Scores.from_replicates([4.0], [[4.0, 4.1]], known={0: "group"})
+    assert race.p_values(one, [replace(one)])[0] == pytest.approx(0.5)
+    assert race.decide(0, one, {1: replace(one)}, 1) is None
+
+
+def metrics(speed: float, fid: float, seed: int) -> dict[str, Estimate]:
+    found = {}
+    for name, value in (("speedup", speed), ("fid", fid)):
+        left_out = value + 0.003 * np.random.default_rng(seed).standard_normal(24)
+        error = float(jackknife_error(left_out))
+        found[name] = Estimate(value, error, 24, tuple(left_out.tolist()))
+    return found
+
+
+def test_racing_stops_a_slower_lossless_setting() -> None:
+    changes = {
+        "racing": {"rungs": [24, 48]},
+        "search.parallel": 1,
+        "enqueue": ["vanilla"],
+        "objectives": ["speedup", "fid"],
+    }
+    sweep = SweepConfig.read("quickstart", changes)
+    finished = [
+        TrialRecord(number, "", "complete", config, metrics=own, images=96, history=((24, own),))
+        for number, (config, own) in enumerate(
+            [(VANILLA, metrics(1.0, 3.7, 0)), (FAST, metrics(2.0, 3.9, 1))]
+        )
+    ]
+    racing = EarlyStopping(sweep, (SPEED, FID), GROUPS.all_as_told(finished), groups=GROUPS)
+    slow = TrialRecord(2, "", "stopped", SLOW, metrics=metrics(1.2, 3.65, 2), images=24)
+    told = GROUPS.as_told(slow, racing.finished)
+    stop = racing.decide(2, 24, told.metrics, "", "", GROUPS.group(slow))
+    assert stop is not None
+    assert stop.rival == 1
+    unknowing = EarlyStopping(sweep, (SPEED, FID), finished)
+    assert unknowing.decide(2, 24, slow.metrics, "", "") is None
+
+
+def test_the_search_is_told_one_quality_and_files_have_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "known.yaml"
+    path.write_text(
+        """
+name: known
+captions: {source: scenes, count: 32, seed: 1}
+quality: {batch: 8, shard: 8}
+timing: {batch: 1, images: 2, repetitions: 2}
+search: {sampler: random, parallel: 2}
+budget: {trials: 5}
+constraints: ["fid <= 1.0 * vanilla"]
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
+enqueue: [vanilla, eagle1, sjd, lantern]
+space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}, acceptance: {}}
+"""
+    )
+    sweep = SweepConfig.read(path)
+    storage = Storage(str(tmp_path / "store"))
+    tell: list[list[float]] = []
+    driver = make_driver(sweep, storage, InstantWorkers(), [SPEED, FID], sampling=SAMPLING)
+    learn = driver.search.tell
+    driver.search.tell = lambda record, names: (  # type: ignore[method-assign]
+        tell.append([record.metrics[name].value for name in names]),
+        learn(record, names),
+    )[1]
+    outcome = driver.run()
+    vanilla = tell[0][1]
+    lossless = [
+        record.number for record in outcome.records if record.config != outcome.records[3].config
+    ]
+    assert {tell[number][1] for number in lossless} == {vanilla}
+    assert tell[3][1] != vanilla
+    stored = read_trials(storage)
+    assert len({record.metrics["fid"].value for record in stored}) > 3
+    feasible = [record.number for record in outcome.records if record.feasible]
+    assert set(lossless) <= set(feasible), "by its own images, one was above vanilla's value"
+    assert [record.constraints for record in stored] == [
+        record.constraints for record in outcome.records
+    ]
+    resumed = make_driver(sweep, storage, InstantWorkers(), [SPEED, FID], sampling=SAMPLING)
+    assert resumed.run(stored).records == outcome.records
