@@ -306,7 +306,7 @@ def _read_taps(path: Path, keys: Mapping[str, Any], layers: int) -> tuple[int, .
     """The layers whose inputs a published drafter reads. speculators names these layers; SpecForge
     names, in `eagle_config`, the layers before them.
     """
-    taps = default_taps(layers)
+    taps: tuple[Any, ...] = default_taps(layers)
     earlier = (keys.get("eagle_config") or {}).get(_TAPS)
     if earlier is not None:
         taps = tuple(tap + 1 for tap in earlier)

@@ -4,7 +4,7 @@ the search.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,7 +89,9 @@ def test_racing_stops_a_slower_lossless_setting() -> None:
     assert unknowing.decide(2, 24, slow.metrics, "", "") is None
 
 
-def test_the_search_is_told_one_quality_and_files_have_what_was_measured(tmp_path: Path) -> None:
+def test_the_search_is_told_one_quality_and_files_have_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "known.yaml"
     path.write_text(
         """
@@ -110,10 +112,12 @@ space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}, accept
     tell: list[list[float]] = []
     driver = make_driver(sweep, storage, InstantWorkers(), [SPEED, FID], sampling=SAMPLING)
     learn = driver.search.tell
-    driver.search.tell = lambda record, names: (  # type: ignore[method-assign]
-        tell.append([record.metrics[name].value for name in names]),
-        learn(record, names),
-    )[1]
+
+    def follow(record: TrialRecord, objectives: Sequence[str]) -> None:
+        tell.append([record.metrics[name].value for name in objectives])
+        learn(record, objectives)
+
+    monkeypatch.setattr(driver.search, "tell", follow)
     outcome = driver.run()
     vanilla = tell[0][1]
     lossless = [
