@@ -282,6 +282,8 @@ def _expected(sweep: Sweep, running: Collection[DecodingConfig]) -> list[TrialRe
             continue
         if vanilla is not None:
             record = at_full_size(record, vanilla)
-        # a group's values are told as if they were the trial's own
-        found.append(replace(record, history=(), own=(), passes={}, shards=()))
+        # as its file will have it: with the values of its group as if they were its own
+        known = {name: replace(entry, noises=()) for name, entry in record.metrics.items()}
+        record = replace(record, metrics=known, own=())
+        found.append(replace(record, history=(), passes={}, shards=()))
     return found
