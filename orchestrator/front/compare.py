@@ -308,9 +308,9 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     if needs <= COUNTS:
         return []
     facts: dict[str, list[Any]] = {"captions": [_captions(identity) for identity in identities]}
-    facts["its definition"] = [
-        i.metrics[metric].definition for i in identities if metric in i.metrics
-    ]
+    meanings = [i.metrics[metric].meaning for i in identities if metric in i.metrics]
+    facts["its definition"] = [meaning["definition"] for meaning in meanings]
+    facts["what it is computed from"] = [", ".join(meaning["needs"]) for meaning in meanings]
     for name in _extractors(identities, metric, needs):
         facts[f"the extractor {name!r}"] = [
             identity.extractors.get(name) for identity in identities

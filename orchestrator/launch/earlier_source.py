@@ -28,6 +28,7 @@ from workers.data.captions import read_captions
 from workers.data.checked_json import load_checked
 from workers.data.shards import FORMAT, Experiment
 from workers.data.storage import Storage
+from workers.metrics.definition import Metric
 from workers.runtime.earlier import EarlierImages
 
 _FACTS = (
@@ -43,6 +44,7 @@ _FACTS = (
     "timing",
     "device",
     "numerics",
+    "metrics",
 )
 # of the experiment, besides captions and precision
 _PARTS = ("format", "seed", "models", "extractors")
@@ -149,6 +151,10 @@ class Source:
             for key in ("captions", "reference", "samples", "baseline")
             if key in new
         }
+        goals = [name for name in _goals(sweep) if name in self.facts["metrics"]]
+        goals = [name for name in goals if name in facts.get("metrics", ())]
+        own["metrics"] = _meanings(self.facts["metrics"], goals)
+        new["metrics"] = _meanings(facts.get("metrics", {}), goals)
         own["captions"] = own["captions"]["hash"]
         new["captions"] = new["captions"]["hash"]
         if any(map(is_priced, _goals(sweep))):
@@ -229,13 +235,19 @@ class Source:
         if missing := [*(types.keys() - found.keys()), *(set(_FACTS) - facts.keys())]:
             raise ValueError(f"an earlier sweep lacks {', '.join(sorted(missing))}")
         with at("facts"):
-            fit_entries({**field_types(Identity), "baseline": Mapping[str, Any] | None}, facts)
+            plain_types = {"baseline": Mapping[str, Any] | None, "metrics": Mapping[str, Any]}
+            fit_entries({**field_types(Identity), **plain_types}, facts)
             if missing := {"hash", "count"} - facts["captions"].keys():
                 raise ConfigError(("captions",), f"lacks {', '.join(sorted(missing))}")
         if found["trials"] < 0:
             raise ConfigError(("trials",), "is negative")
         records = tuple(TrialRecord.from_json(record.encode()) for record in found["records"])
         return cls(**found | {"records": records})
+
+
+def _meanings(metrics: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What metrics in plain data mean (see `Metric.meaning`)."""
+    return {name: Metric.from_mapping(name, metrics[name]).meaning for name in names}
 
 
 def _goals(sweep: SweepConfig) -> set[str]:

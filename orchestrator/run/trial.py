@@ -168,6 +168,9 @@ class Plan:
             timing=names(timings),
             baseline_quality=names(self.baseline_images),
             metrics=tuple(self.groups.metrics),
+            definitions=tuple(
+                sorted({m.definition for m in self.groups.metrics.values() if m.definition})
+            ),
             halfway=self.sweep.racing is None,
         )
         needs = (*rung.files, *prefetched, *timings, *self.baseline_images, *self.prepared)

@@ -269,6 +269,7 @@ def check_unchanged(
 
     before = stored.to_mapping()
     changes = differences({key: before[key] for key in keys}, {key: now[key] for key in keys})
+    changes |= _changed_metrics(stored, now.get("metrics") or {})
     if not changes:
         return
     changes.pop("experiment", None)  # a digest of others, and of the models' dtype
@@ -284,3 +285,13 @@ def check_unchanged(
         f"{storage.display_name}: changed since this sweep started: {changed}; launch under "
         "another --name, or restore the originals"
     )
+
+
+def _changed_metrics(stored: Identity, now: Mapping[str, Any]) -> Mapping[str, tuple[Any, Any]]:
+    """The metrics of the stored identity that mean something else now, by key. now: those of now in
+    plain data; others that either has alone do not matter.
+    """
+    shared = [name for name in stored.metrics if name in now]
+    before = {name: stored.metrics[name].meaning for name in shared}
+    found = {name: Metric.from_mapping(name, now[name]).meaning for name in shared}
+    return differences({"metrics": before}, {"metrics": found})

@@ -199,6 +199,7 @@ class MeasureTask(Serializable):
     baseline_quality: tuple[str, ...]  # files of the baseline's shards
     metrics: tuple[str, ...]
     halfway: bool = True  # measure also at half of the quality shards
+    definitions: tuple[str, ...] = ()  # of the sweep's own metrics, which their names do not say
     kind: ClassVar[str] = "measure"
 
     def name(self) -> str:

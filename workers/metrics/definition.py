@@ -85,6 +85,13 @@ class Metric:
             return cls(check_metric(name), **parts)
 
     @property
+    def meaning(self) -> dict[str, Any]:
+        """What decides whether two metrics of one name are one, as plain data: what it is computed
+        from, and of a sweep's own metric its definition.
+        """
+        return {"needs": sorted(self.needs), "definition": self.definition}
+
+    @property
     def is_of_counts(self) -> bool:
         """Whether it is computed from counts and times alone, and so says nothing about the images'
         quality.

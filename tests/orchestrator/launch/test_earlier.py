@@ -351,6 +351,19 @@ def test_values_that_cannot_be_compared_are_not_told(
     assert source.results(cooler, facts(earlier)) == []
 
 
+def test_values_of_another_metric_of_the_name_are_not_told(earlier: Sweep) -> None:
+    """A sweep's own metric, whose library has another version now."""
+    config = SweepConfig.from_mapping(SPACE)
+    (source,) = Earlier.read([earlier.storage.uri], config).sources
+    known = earlier.identity.to_mapping()["metrics"]
+    assert source.results(config, facts(earlier, metrics=known))
+    other = {**known, "fid": {**known["fid"], "definition": "torchmetrics 9: FID()"}}
+    assert source.results(config, facts(earlier, metrics=other)) == []
+    assert "metrics.fid.definition" in source.incomparable(config, facts(earlier, metrics=other))
+    drift = {**known, "drift": {**known["drift"], "definition": "another"}}
+    assert source.results(config, facts(earlier, metrics=drift)), "it is no objective"
+
+
 def test_speeds_are_told_on_the_same_device_and_batch_alone(earlier: Sweep) -> None:
     timed = {**SPACE, "objectives": ["speedup", "fid"]}
     config = SweepConfig.from_mapping(timed)
