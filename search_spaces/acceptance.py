@@ -39,19 +39,16 @@ Resampling = Literal["paper", "optimal"]
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceRule(Params):
-    """When a drafted token is accepted, and what replaces a rejected one.
-
-    resampling: 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem
-    2); 'paper' follows the neighbourhood's own paper. Without neighbours the two are the same.
-    verification: mappings leave the default out.
-    """
+    """When a drafted token is accepted, and what replaces a rejected one."""
 
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
     schedule: Schedule = field(default_factory=Constant)
+    # 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem 2);
+    # 'paper' follows the neighbourhood's own paper. Without neighbours the two are the same.
     resampling: Annotated[
         Resampling, "distribution sampled from after a rejection", Abbreviations(optimal="opt")
     ] = "paper"
-    verification: Verification = TOKEN
+    verification: Verification = TOKEN  # mappings leave the default out
 
     def check(self) -> None:
         if self.verification.reads_later_drafts and not (
@@ -64,7 +61,7 @@ class AcceptanceRule(Params):
             raise ConfigError(("verification",), problem)
 
     def to_mapping(self) -> dict[str, Any]:
-        """The kinds under their tags, and the fields of all parts side by side."""
+        """The kinds under their tags, and the fields of all parts in one mapping."""
         parts: dict[str, Params] = {"neighbourhood": self.neighbourhood, "schedule": self.schedule}
         if self.verification != TOKEN:
             parts["verification"] = self.verification
@@ -84,7 +81,7 @@ class AcceptanceRule(Params):
         """Whether tokens follow the target's own distribution at this temperature (at 0: are its
         argmax).
         """
-        # each draft that is verified is compared with the argmax, however a chain is verified
+        # Each verified draft is compared with the argmax, whatever the verification of chains.
         if temperature == 0:
             verifies_all = not self.verification.implementation
             return (
@@ -99,7 +96,7 @@ class AcceptanceRule(Params):
         `is_exact`, and also for rules that accept less often than the exact one.
 
         A draft tested against omega q with omega <= 1 is accepted less often, and the optimal
-        residual makes up for it. A draft of one level has none before or behind it that a
+        residual makes up for it. In a tree of one level there are no other drafts that a
         verification could read.
         """
         if self.is_exact(temperature):
@@ -107,8 +104,8 @@ class AcceptanceRule(Params):
         most = self.schedule.largest(levels)
         verification = self.verification
         if temperature == 0:
-            # omega q(x) is compared with the other tokens' q in fp32: near 1 it would accept one of
-            # equal tokens
+            # omega q(x) is compared with the other tokens' q in fp32: an omega near 1 would accept
+            # one of equal tokens.
             is_stricter = self.schedule.exact or most <= 1 - _GREEDY_MARGIN
             return (
                 is_stricter
@@ -134,7 +131,9 @@ class AcceptanceRule(Params):
             self.neighbourhood.never_stricter and self.schedule.at_least_one
         )
         work = self.neighbourhood.work if is_cheap else self.neighbourhood
-        return (work,) if self.verification == TOKEN else (work, self.verification.work)
+        if self.verification == TOKEN:
+            return (work,)
+        return (work, self.verification.work)
 
     def ratio(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """omega S / p [B], for budgets omega [B]; 0 where p(x) = 0."""
@@ -162,16 +161,13 @@ class AcceptanceRule(Params):
         has none. The papers' own formulas may have some for omega < 1: they count S for x even if
         r(x) = 0, and then S may exceed p(x). No paper combines the two.
         """
-        paper = (
-            self.neighbourhood.paper_residual(r, p, x, mass) if self.resampling == "paper" else None
-        )
+        paper = None
+        if self.resampling == "paper":
+            paper = self.neighbourhood.paper_residual(r, p, x, mass)
         if paper is not None:
-            # the paper's residual of a group is [r - p]_+ already
-            fallback = (
-                _normalised(exact_residual(r, p, x), otherwise=r)
-                if self.neighbourhood.never_stricter
-                else r
-            )
+            fallback = r
+            if self.neighbourhood.never_stricter:  # else the paper's residual is [r - p]_+ already
+                fallback = _normalised(exact_residual(r, p, x), otherwise=r)
             return _normalised(paper, otherwise=fallback)
         if self.neighbourhood.never_stricter and self.schedule.at_least_one:
             # f is 1 where r > p, and p f >= r elsewhere, so [r - p f]_+ = [r - p]_+ (Proposition 1)
@@ -187,8 +183,8 @@ class AcceptanceRule(Params):
         return _normalised(optimal, otherwise=r)
 
     def greedy(self, q: Tensor, x: Tensor, omega: Tensor, tables: NeighbourTables) -> Tensor:
-        """Whether x [B] is accepted at temperature 0: bool [B]. q [B, V]: target softmax,
-        temperature 1, unfiltered.
+        """Whether x [B] is accepted at temperature 0: bool [B]. q [B, V] are the target's probs at
+        temperature 1, without top-k and top-p.
 
         x is accepted iff omega S_q(x) >= max q(y) over all y outside its admitted neighbours
         (LANTERN's greedy form; omega is this project's extension). The exact rule accepts only the
@@ -204,7 +200,7 @@ class AcceptanceRule(Params):
 def _normalised(probs: Tensor, otherwise: Tensor) -> Tensor:
     """Probs [B, V] scaled to sum to 1; rows without mass are taken from `otherwise`."""
     mass = probs.sum(1, keepdim=True)
-    # a mass that is not a number takes `otherwise` too
+    # A mass that is not a number takes `otherwise` too.
     return (probs / mass).where(mass > 0, otherwise)
 
 

@@ -38,21 +38,23 @@ def at_batch(metric: str, batch: int) -> str:
 def split_batch(name: str) -> tuple[str, int | None]:
     """The metric and the batch size of `speedup_batch8`; None with other names."""
     match = _AT_BATCH.fullmatch(name)
-    return (name, None) if match is None else (match[1], int(match[2]))
+    if match is None:
+        return (name, None)
+    return (match[1], int(match[2]))
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """`metric` must be at most (by `op`: at least) factor x vanilla's value + offset."""
+    """A limit of a metric: `metric` `op` factor x vanilla's value + offset."""
 
     metric: str
     op: Op
-    factor: float
-    offset: float
+    factor: float  # 0: the limit does not depend on vanilla
+    offset: float  # in the unit of the metric
 
     @classmethod
     def parse(cls, text: object) -> Constraint:
-        """Read a constraint. ConfigError, without a path, if the text is not one."""
+        """Read a constraint. Raises ConfigError, without a path, if the text is not one."""
         if not isinstance(text, str):
             raise ConfigError((), f"must be a string, got {text!r}; {_FORMS}")
         match = _CONSTRAINT.fullmatch(text.strip())
@@ -64,7 +66,9 @@ class Constraint:
             raise ConfigError((), f"a number or vanilla is missing after {end}; {_FORMS}")
         if match["op"] in ("<", ">"):
             bound = match["bound"].strip()
-            hint = f"write '{metric} {match['op']}= {bound}'" if _BOUND.fullmatch(bound) else _FORMS
+            hint = _FORMS
+            if _BOUND.fullmatch(bound):
+                hint = f"write '{metric} {match['op']}= {bound}'"
             raise ConfigError((), f"limits are inclusive; {hint}")
         if op is None:
             raise ConfigError((), f"{text!r} compares by {match['op']}; use <= or >=")
@@ -76,9 +80,10 @@ class Constraint:
         factor = float(bound["before"] or bound["after"] or 1)
         if factor == 0:
             raise ConfigError((), f"{text!r} multiplies vanilla by 0; write a plain number")
-        return cls(
-            metric, op, factor, float(bound["offset"] or 0) * (-1 if bound["sign"] == "-" else 1)
-        )
+        offset = float(bound["offset"] or 0)
+        if bound["sign"] == "-":
+            offset = -offset
+        return cls(metric, op, factor, offset)
 
     @property
     def relative_to_vanilla(self) -> bool:
@@ -91,7 +96,8 @@ class Constraint:
             ConfigError: it is a multiple of 0; without a path.
         """
         if value == 0 and self.factor not in (0.0, 1.0) and not self.offset:
-            fix = f"{self.metric} {self.op} vanilla {'+' if self.op == '<=' else '-'} X"
+            sign = "+" if self.op == "<=" else "-"
+            fix = f"{self.metric} {self.op} vanilla {sign} X"
             raise ConfigError(
                 (), f"vanilla's {self.metric} is 0, and so is every multiple of it; write {fix!r}"
             )
@@ -110,17 +116,20 @@ class Constraint:
         """How far `value` is beyond the bound, in the metric's unit: at most 0 if the bound is met,
         infinite for NaN.
 
-        ValueError if the bound needs vanilla's value and it is missing.
+        Raises:
+            ValueError: the bound needs vanilla's value, which is missing.
         """
         if self.relative_to_vanilla and (vanilla_value is None or math.isnan(vanilla_value)):
             raise ValueError(f"{self.text!r} needs vanilla's {self.metric}")
         bound = self.factor * (vanilla_value or 0.0) + self.offset
-        excess = value - bound if self.op == "<=" else bound - value
+        excess = value - bound
+        if self.op == ">=":
+            excess = bound - value
         return math.inf if math.isnan(excess) else excess
 
 
 def check_metric(name: object) -> str:
-    """`name`, if it can be the name of a metric; ConfigError otherwise."""
+    """`name`, if it can be the name of a metric. Raises ConfigError otherwise."""
     if not isinstance(name, str) or not _METRIC.fullmatch(name):
         raise ConfigError((), f"must be a metric's name such as fid or clip_score, got {name!r}")
     return name

@@ -21,16 +21,16 @@ import yaml
 
 from search_spaces.params import ConfigError, Path
 
-MAX_VALUES = 100_000  # aliases of aliases expand to any size
+MAX_VALUES = 100_000  # values of a document; aliases of aliases could expand to any size
 MAX_LENGTH = 1_000_000  # characters or bytes of a document, which take PyYAML several seconds
-_MAX_DIFFERENCES = 5  # in a message
+_MAX_DIFFERENCES = 5  # differences in a message
 _MAX_SHOWN_LENGTH = 60  # characters of a text in a message
 _HASH_LENGTH = 12  # characters of the hash of a text that is cut
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "map", "seq")
 )
-# What YAML 1.2 reads as a number and PyYAML as text: 1e3, 1.5e3, -.5, 089, 0o17; and times such as
-# 0:30
+# Scalars that YAML 1.2 reads as numbers and PyYAML as text: 1e3, 1.5e3, -.5, 089, 0o17; and times
+# such as 0:30.
 _OTHER_NUMBERS = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?$|[-+]?0o[0-7]+$|[-+]?[0-9]+(:[0-5]?[0-9])+$"
 )
@@ -39,7 +39,7 @@ _NUMBER_FIX = (
     "text in quotes"
 )
 _TRUTH_FIX = "write true or false, and put text in quotes"
-#: The scalars of a type that all readers of YAML read alike, and how to write others
+# The scalars of a type that all readers of YAML read alike, and how to write others.
 _ACCEPTED = {
     "tag:yaml.org,2002:int": (re.compile(r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+"), _NUMBER_FIX),
     "tag:yaml.org,2002:float": (
@@ -52,19 +52,19 @@ _ACCEPTED = {
 }
 
 
-OVERRIDE = "--set"  # the location of a value that is not the file's
+OVERRIDE = "--set"  # the location of a value that replaces the file's
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """Plain data, and the location "file:line" of each value by its path.
+    """A YAML document.
 
     A path holds keys, and indices of lists as "[0]". The location of a mapping's value is the line
     of its key.
     """
 
-    data: Any
-    locations: Mapping[Path, str]
+    data: Any  # plain data
+    locations: Mapping[Path, str]  # "file:line" of each value by its path
 
     def location(self, path: Path) -> str:
         """The location of a value, or of the nearest enclosing value that the document has."""
@@ -161,10 +161,9 @@ def read_document(text: str | bytes, file: str) -> Document:
             loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
+        line = mark.line + 1 if mark else 1
         reason = getattr(error, "problem", None) or getattr(error, "reason", None) or error
-        raise ConfigError(
-            (), f"not valid YAML: {reason}", f"{file}:{mark.line + 1 if mark else 1}"
-        ) from error
+        raise ConfigError((), f"not valid YAML: {reason}", f"{file}:{line}") from error
     except RecursionError:
         raise ConfigError(
             (), "nested too deeply, or an alias that contains itself", f"{file}:1"
@@ -172,7 +171,7 @@ def read_document(text: str | bytes, file: str) -> Document:
 
 
 def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
-    """The value of a JSON text. finite: NaN and infinity, which are not JSON, are refused.
+    """The value of a JSON text. With `finite`, NaN and infinity, which are not JSON, are refused.
 
     Raises:
         ValueError: not JSON, or nested too deeply for Python's parser.
@@ -192,13 +191,13 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-# making one takes as long as reading an event
+# Made once: that takes as long as reading an event.
 _FINITE_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def write_document(data: Mapping[str, Any], *, is_compact: bool = True) -> str:
-    """Plain data as YAML that `read_document` reads back, keys in their order. is_compact: short
-    lists and mappings are on one line; else each value has its own.
+    """Plain data as YAML that `read_document` reads back, keys in their order. If it is compact,
+    short lists and mappings are on one line; otherwise each value has a line of its own.
     """
     style = None if is_compact else False
     text: str = yaml.dump(
@@ -221,24 +220,27 @@ def differences(before: Any, after: Any, key: str = "") -> dict[str, tuple[Any, 
         pairs = {name: (before.get(name), after.get(name)) for name in {**before, **after}}
     elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = {str(index): pair for index, pair in enumerate(zip(before, after, strict=True))}
+    elif before == after:
+        return {}
     else:
-        return {} if before == after else {key: (before, after)}
-    return {
-        path: change
-        for name, (old, new) in pairs.items()
-        for path, change in differences(old, new, f"{key}.{name}" if key else str(name)).items()
-    }
+        return {key: (before, after)}
+    changes: dict[str, tuple[Any, Any]] = {}
+    for name, (old, new) in pairs.items():
+        changes |= differences(old, new, f"{key}.{name}" if key else str(name))
+    return changes
 
 
 def describe_differences(changes: Mapping[str, tuple[Any, Any]]) -> str:
     """`tree.length.high was 6, is 8`, for the first few keys."""
     texts = [f"{key} was {_short(old)}, is {_short(new)}" for key, (old, new) in changes.items()]
     more = len(texts) - _MAX_DIFFERENCES
-    return "; ".join(texts[:_MAX_DIFFERENCES]) + (f"; and {more} more" if more > 0 else "")
+    if more > 0:
+        texts[_MAX_DIFFERENCES:] = [f"and {more} more"]
+    return "; ".join(texts)
 
 
 def _short(value: Any) -> str:
-    """A value as on one line of YAML, shortened."""
+    """A value in JSON, shortened."""
     text = "not given" if value is None else json.dumps(value, ensure_ascii=False)
     return shorten(text, _MAX_SHOWN_LENGTH)
 
@@ -262,7 +264,7 @@ class _Builder:
     def __init__(self, loader: _Loader, file: str) -> None:
         self.loader = loader
         self.file = file
-        # ids of mappings whose keys were checked before merging added others
+        # Ids of mappings whose keys were checked, before merging added others.
         self.checked: set[int] = set()
         self.locations: dict[Path, str] = {}
 
@@ -270,6 +272,7 @@ class _Builder:
         return Document(self.build(root, (), root.start_mark.line), self.locations)
 
     def build(self, node: yaml.Node, path: Path, line: int) -> Any:
+        """The plain data of a node, which is in this line (from 0)."""
         location = self.locations[path] = f"{self.file}:{line + 1}"
         if len(self.locations) > MAX_VALUES:
             raise ConfigError(
@@ -303,6 +306,7 @@ class _Builder:
             raise ConfigError(path, f"not a value of its type: {error}", location) from error
 
     def check_keys(self, node: yaml.MappingNode, path: Path) -> None:
+        """Raises ConfigError for a key that is not a string, or is given twice."""
         first: dict[str, int] = {}
         for key, _ in node.value:
             location = f"{self.file}:{key.start_mark.line + 1}"

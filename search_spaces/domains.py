@@ -40,15 +40,14 @@ class TrialLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """One of `values`; a study sees the scalars `names` instead. A single value is fixed: it is not
-    a parameter, and its name is None.
-    """
+    """One of several values. A single value is fixed: it is not a parameter."""
 
     values: tuple[Any, ...]
-    names: tuple[Scalar, ...]
+    names: tuple[Scalar, ...]  # what a study sees in the place of each value; None for a fixed one
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self.values if self.is_fixed else self.names))
+        shown = self.values if self.is_fixed else self.names
+        return ", ".join(map(str, shown))
 
     @property
     def is_fixed(self) -> bool:
@@ -64,7 +63,7 @@ class Values:
         return self.values[self.names.index(trial.suggest_categorical(name, self.names))]
 
     def param(self, value: object) -> Scalar:
-        """The parameter for `value`. ValueError if the domain does not have it."""
+        """The parameter for `value`. Raises ValueError if the domain does not have it."""
         return self.names[self.values.index(value)]
 
     def points(self) -> Iterator[tuple[Scalar, Any]]:
@@ -78,15 +77,13 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The numbers from `low` to `high`, both included: integers, real numbers, or multiples of
-    `step` from `low`.
-    """
+    """An interval of numbers, both ends included."""
 
     low: float
     high: float
     integer: bool
-    log: bool = False
-    step: float | None = None
+    log: bool = False  # searched on a logarithmic scale
+    step: float | None = None  # only multiples of it from `low`; None: all numbers
     is_fixed = False
 
     def __str__(self) -> str:
@@ -122,12 +119,12 @@ class Interval:
         return value
 
     def points(self) -> Iterator[tuple[Scalar, Any]]:
-        """All (parameter, value) pairs. ValueError for a continuous domain."""
+        """All (parameter, value) pairs. Raises ValueError for a continuous domain."""
         size = self.size()
         if size is None:
             raise ValueError("the interval is continuous; give a step, or values")
         for index in range(size):
-            # 0.1 + 0.2 is 0.3
+            # In decimal arithmetic, where 0.1 + 0.2 is 0.3.
             exact = Decimal(str(self.low)) + index * Decimal(str(self.step or 1))
             value = int(exact) if self.integer else float(exact)
             yield value, value
@@ -144,11 +141,12 @@ Domain = Values | Interval
 
 
 def fixed(value: Any) -> Values:
+    """The domain of a single value."""
     return Values((as_tuples(value),), (None,))
 
 
 def read_domain(value: object, field: ParamField) -> Domain:
-    """The domain of a field. ConfigError if a value or bound does not fit the field."""
+    """The domain of a field. Raises ConfigError if a value or bound does not fit the field."""
     if isinstance(value, Mapping):
         if VALUES_KEY in value:
             return _read_values(value, field)
@@ -159,13 +157,11 @@ def read_domain(value: object, field: ParamField) -> Domain:
                 (),
                 "branches belong one level up; write {values: [...]} or {low: ..., high: ...} here",
             )
-        is_range = (
-            field.number is not None
-            and len(value) > 1
-            and all(isinstance(e, int | float) for e in value)
-        )
-        interval = f", or for a range {{low: {min(value)}, high: {max(value)}}}" if is_range else ""
-        raise ConfigError((), f"to search several values write {{values: {value}}}{interval}")
+        problem = f"to search several values write {{values: {value}}}"
+        is_numeric = field.number is not None and all(isinstance(e, int | float) for e in value)
+        if is_numeric and len(value) > 1:
+            problem += f", or for a range {{low: {min(value)}, high: {max(value)}}}"
+        raise ConfigError((), problem)
     return fixed(field.fit(value))
 
 
@@ -214,10 +210,10 @@ def _read_values(mapping: Mapping[str, object], field: ParamField) -> Domain:
 
 def _read_interval(mapping: Mapping[str, object], field: ParamField) -> Domain:
     if field.number is None:
-        choices = f" of {', '.join(field.choices)}" if field.choices else ""
-        raise ConfigError(
-            (), f"is not numeric, so it has no range; write {{values: [...]}}{choices}"
-        )
+        problem = "is not numeric, so it has no range; write {values: [...]}"
+        if field.choices:
+            problem += f" of {', '.join(field.choices)}"
+        raise ConfigError((), problem)
     given = expect_mapping(mapping, (*_INTERVAL_KEYS, VALUES_KEY))
     for key in ("low", "high"):
         if key not in given:
@@ -234,9 +230,9 @@ def _read_interval(mapping: Mapping[str, object], field: ParamField) -> Domain:
     if not isinstance(log, bool):
         raise ConfigError(("log",), f"must be true or false, got {log!r}")
     if log and low <= 0:
-        least = f"at least {1 if field.number is int else 'a small number such as 0.001'}"
+        least = "1" if field.number is int else "a small number such as 0.001"
         raise ConfigError(
-            ("low",), f"must be greater than 0 for log, got {low!r}; raise it to {least}"
+            ("low",), f"must be greater than 0 for log, got {low!r}; raise it to at least {least}"
         )
     step = None
     if "step" in given:
@@ -253,14 +249,11 @@ def _read_interval(mapping: Mapping[str, object], field: ParamField) -> Domain:
 
 
 def _read_step(step: Any, number: type, low: float, high: float) -> float:
-    if (
-        isinstance(step, bool)
-        or not isinstance(step, int if number is int else int | float)
-        or not step > 0
-    ):
-        raise ConfigError(
-            (), f"must be a {'whole ' if number is int else ''}number greater than 0, got {step!r}"
-        )
+    """The step of an interval. Raises ConfigError if it is not positive, or misses the high end."""
+    is_number = isinstance(step, int) or (number is not int and isinstance(step, float))
+    if isinstance(step, bool) or not is_number or not step > 0:
+        noun = "whole number" if number is int else "number"
+        raise ConfigError((), f"must be a {noun} greater than 0, got {step!r}")
     steps = _count_steps(low, high, step)
     if steps != steps.to_integral_value():
         start = Decimal(str(low))
@@ -275,7 +268,9 @@ def _read_step(step: Any, number: type, low: float, high: float) -> float:
             most = Decimal(str(high)) - start
             problem = f"{low:g} + {step:g} is more than {high:g}; make the step at most {most}"
         raise ConfigError((), problem)
-    return float(step) if number is float else int(step)
+    if number is float:
+        return float(step)
+    return int(step)
 
 
 def _count_steps(low: float, high: float, step: float) -> Decimal:
@@ -286,4 +281,6 @@ def _count_steps(low: float, high: float, step: float) -> Decimal:
 def _list_name(value: Any) -> str:
     """A short name of a list: its JSON text, or its length if the text is long."""
     text = json.dumps(value, separators=(",", ":"))
-    return text if len(text) <= _MAX_NAME_LENGTH else f"{len(value)} entries"
+    if len(text) <= _MAX_NAME_LENGTH:
+        return text
+    return f"{len(value)} entries"

@@ -21,15 +21,16 @@ class DrafterChoice(Params):
     implementation: ClassVar[str]
     # "module:Class" of the `workers.decoding.state.Batch` whose captions it drafts for.
     batch_class: ClassVar[str] = "workers.decoding.state:Batch"
-    # A target needs a weight file for it.
+    # Whether a target needs a weight file for it.
     has_weights: ClassVar[bool] = True
-    # It proposes tokens, so it needs a tree, and an acceptance rule decides about them.
+    # Whether it proposes tokens, so that it needs a tree, and an acceptance rule decides about
+    # them.
     has_drafts: ClassVar[bool] = True
-    # Without weights, it keeps sampled drafts from pass to pass, so replay records chains of
-    # several lengths (see `workers.replay.windows`). Replay cannot describe other drafters without
-    # weights, nor windows that branch.
+    # Whether it has no weights and keeps sampled drafts from pass to pass, so that replay records
+    # chains of several lengths (see `workers.replay.windows`). Replay cannot describe other
+    # drafters without weights, nor windows that branch.
     keeps_window: ClassVar[bool] = False
-    # It can draft behind tokens that no pass has verified (see `CachedDrafter.look_ahead`).
+    # Whether it can draft after tokens that no pass has verified (see `CachedDrafter.look_ahead`).
     goes_on_unverified: ClassVar[bool] = False
 
     def is_exact(self, levels: int) -> bool:
@@ -118,12 +119,12 @@ class Jacobi(DrafterChoice):
     """No drafter model: drafts are sampled from the target's own probs of the last pass, whose
     context was partly wrong (speculative Jacobi decoding, SJD).
 
-    initialisation: how a position that was never drafted is filled. Its draft counts as a sample
-    from uniform probs (`uniform`), or else as a point mass. redraw: how the drafts behind a
-    rejection are replaced: by `fresh` samples, with the random numbers of their position
-    (`coupled`), or by keeping old ones (`maximal`, `reuse`; see `workers.decoding.redraws`). probs:
-    what a redraw that keeps old drafts states for them: the probs that it samples from, or those of
-    published code, which is not lossless.
+    `initialisation` says how a position that was never drafted is filled. Its draft counts as a
+    sample from uniform probs (`uniform`), or else as a point mass. `redraw` says how the drafts
+    after a rejection are replaced: by `fresh` samples, by samples with the random numbers of their
+    position (`coupled`), or by keeping old drafts (`maximal`, `reuse`; see
+    `workers.decoding.redraws`). `probs` says which probs a redraw states for old drafts that it
+    keeps: those that it samples from, or those of published code, which is not lossless.
     """
 
     kind: ClassVar[str] = "jacobi"
@@ -151,10 +152,10 @@ class Jacobi(DrafterChoice):
     ] = None
 
     def lacks(self, name: str) -> str:
-        # None where they have no effect, so that equal settings are equal
-        if (name == "threshold" and self.redraw != "reuse") or (
-            name == "probs" and not self.keeps_drafts
-        ):
+        # Keys without effect are None, so that equal settings are equal.
+        is_unused = name == "threshold" and self.redraw != "reuse"
+        is_unused |= name == "probs" and not self.keeps_drafts
+        if is_unused:
             return f"redraw {self.redraw!r} has none; remove it, or use 'reuse'"
         return ""
 
@@ -225,10 +226,10 @@ class JacobiRows(Jacobi):
     """Several rows of the image are decoded at once, each by a Jacobi window (PJD). A row begins
     when the row above it has `lag` tokens, and never overtakes it.
 
-    lower: what a row below the uppermost one emits behind its accepted drafts: a token, so that a
-    row follows the target's probs in its context (`corrected`), or nothing, as published: a
-    rejected draft is sampled anew and tested again. probs: `published` is PJD's under `reuse`, the
-    old probs where a draft stays.
+    `lower` says what a row below the uppermost one emits after its accepted drafts: a token, so
+    that a row follows the target's probs in its context (`corrected`), or nothing, as published: a
+    rejected draft is sampled anew and tested again (`redrawn`). The `probs` `published` are PJD's
+    under `reuse`: the old probs where a draft stays.
     """
 
     kind: ClassVar[str] = "jacobi_rows"

@@ -70,19 +70,20 @@ class NeighbourhoodMass(NamedTuple):
 
 
 class NeededCodes(NamedTuple):
-    """What a codebook must have codes for: `number` of what `noun` names, by the value of `key`."""
+    """The codes that a rule needs at least, for messages such as "100 neighbours"."""
 
-    key: str
-    noun: str
+    key: str  # key of a config that asks for them
+    noun: str  # what is counted
     number: int
 
 
 class FusedBound(NamedTuple):
     """How an accelerator's kernel decides which of the k - 1 neighbours count, for classes that
-    define `admits` so: by tvd or jsd (see `Additive`), or by whether their mass is below `bound`
-    times the token's own (multiplicative).
+    define `admits` in this way.
     """
 
+    # By tvd or jsd (see `Additive`), or by whether their mass is below `bound` times the token's
+    # own.
     test: Literal["tvd", "jsd", "multiplicative"]
     k: int
     bound: float
@@ -103,7 +104,7 @@ class Neighbourhood(Params, ABC):
     def __post_init__(self) -> None:
         super().__post_init__()
         with class_errors(type(self), "exact, table_key or needed_codes"):
-            # a plugin may be mistaken about the types
+            # Any, because a plugin's class may return values of other types.
             facts: Any = self.exact, self.table_key, self.needed_codes
         exact, key, _ = facts
         if not isinstance(exact, bool):
@@ -125,14 +126,16 @@ class Neighbourhood(Params, ABC):
 
     @property
     def needed_codes(self) -> NeededCodes | None:
-        """How many codes the rule looks at, if that is more than the token's own."""
-        return NeededCodes("k", "neighbours", self.table_key[1]) if self.table_key else None
+        """The codes that the rule needs, if it reads more than the token's own."""
+        if self.table_key:
+            return NeededCodes("k", "neighbours", self.table_key[1])
+        return None
 
     @property
     def fused(self) -> FusedBound | None:
-        """How the kernel of accelerators does what this class defines; None: it cannot. Not
-        inherited: a subclass that the kernel shall run states it again. Rules that are `exact`
-        always run there.
+        """How the kernel of accelerators does what this class defines; None if it cannot. It is not
+        inherited: a subclass that the kernel can run defines it again. The kernel runs all rules
+        that are `exact`.
         """
         return None
 
@@ -219,7 +222,9 @@ class CodebookNeighbourhood(Neighbourhood):
 
     @property
     def table_key(self) -> tuple[Proximity, int] | None:
-        return None if self.exact else (self.proximity, self.k)
+        if self.exact:
+            return None
+        return (self.proximity, self.k)
 
     def mass(
         self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
@@ -248,8 +253,8 @@ class CodebookNeighbourhood(Neighbourhood):
     def paper_residual(
         self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
     ) -> Tensor | None:
-        """[r_A - p]_+ (LANTERN, LANTERN++). A: x and its admitted neighbours; r_A is S at x, 0 on
-        the rest of A and r elsewhere.
+        """[r_A - p]_+ (LANTERN, LANTERN++), where A is x and its admitted neighbours, and r_A is S
+        at x, 0 on the rest of A and r elsewhere.
 
         S at x includes neighbours' mass, so x may be sampled again even if r(x) = 0, as in the
         papers.
@@ -273,8 +278,8 @@ class CodebookNeighbourhood(Neighbourhood):
         """
         running = masses.cumsum(-1)
         admitted = self.admits(running, own)
-        # take C from the cumsum that `admits` tested; summing again could exceed the bound by
-        # rounding
+        # C is taken from the cumsum that `admits` tested: summing again could exceed the bound by
+        # rounding.
         return (running * admitted).amax(-1), admitted
 
 
@@ -284,8 +289,8 @@ class Additive(CodebookNeighbourhood):
     """LANTERN: C may grow as long as the distance D(C) between r and r with C moved onto x is less
     than delta.
 
-    tvd: D(C) = C. jsd: the Jensen-Shannon divergence in nats, D(C) = 1/2 [C ln 2 + r_x ln(r_x / m)
-    + (r_x + C) ln((r_x + C) / m)], m = r_x + C / 2, which grows with C as well.
+    With tvd, D(C) = C. With jsd, it is the Jensen-Shannon divergence in nats, D(C) = 1/2 [C ln 2 +
+    r_x ln(r_x / m) + (r_x + C) ln((r_x + C) / m)], m = r_x + C / 2, which grows with C as well.
     """
 
     kind: ClassVar[str] = "additive"
@@ -311,8 +316,8 @@ class Additive(CodebookNeighbourhood):
     def admits(self, moved: Tensor, own: Tensor) -> Tensor:
         if self.divergence == "tvd":
             return moved < self.delta
-        # rounding may lower the divergence where neighbours have almost no mass; cummax keeps it
-        # monotone
+        # Rounding may lower the divergence where neighbours have almost no mass; cummax keeps it
+        # monotone.
         return _jensen_shannon(moved, own).cummax(-1).values < self.delta
 
 
@@ -352,7 +357,9 @@ def gather_probs(probs: Tensor, x: Tensor) -> Tensor:
 
 def exact_residual(r: Tensor, p: Tensor | None, x: Tensor) -> Tensor:
     """[r - p]_+ [B, V], not normalised; without p, r with 0 at x."""
-    return r.scatter(1, x[:, None], 0) if p is None else (r - p).clamp_min(0)
+    if p is None:
+        return r.scatter(1, x[:, None], 0)
+    return (r - p).clamp_min(0)
 
 
 def chunks(total: int, weight: int) -> Iterator[slice]:

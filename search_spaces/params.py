@@ -111,16 +111,22 @@ class Range:
         least = _number_text(self.low)
         most = _number_text(self.high)
         if least and most:
-            return f"in {'(' if self.open_low else '['}{least}, {most}]"
+            bracket = "(" if self.open_low else "["
+            return f"in {bracket}{least}, {most}]"
         if most:
             return f"at most {most}"
-        return least and f"{'greater than' if self.open_low else 'at least'} {least}"
+        if least:
+            relation = "greater than" if self.open_low else "at least"
+            return f"{relation} {least}"
+        return ""
 
 
 def _number_text(number: float | None) -> str:
     if number is None:
         return ""
-    return str(number) if isinstance(number, int) else f"{number:g}"
+    if isinstance(number, int):
+        return str(number)
+    return f"{number:g}"
 
 
 class Key(str):
@@ -161,7 +167,7 @@ class PathField:
 
 
 class Symbol(str):
-    """What stands for a field's key in front of its value in names of settings, such as `d`."""
+    """The text before a field's value in names of settings, such as `d`, in place of its key."""
 
     __slots__ = ()
 
@@ -170,16 +176,16 @@ class Symbol(str):
 class ParamField:
     """A field of a parameter class."""
 
-    name: str  # the attribute
-    key: str  # in mappings
-    type: Any
-    about: str
-    range: Range
+    name: str  # name of the attribute
+    key: str  # name in mappings
+    type: Any  # its annotation
+    about: str  # description
+    range: Range  # allowed numbers
     choices: tuple[str, ...]  # allowed values; empty: all
-    default: Any
-    symbol: str
+    default: Any  # `dataclasses.MISSING` if it has none
+    symbol: str  # see `Symbol`
     abbreviations: Mapping[str, str]  # short forms of its values
-    is_path: bool  # its values are paths of files or folders
+    is_path: bool  # whether its values are paths of files or folders
 
     @property
     def required(self) -> bool:
@@ -204,8 +210,8 @@ class ParamField:
         return get_origin(without_none(self.type)) is tuple
 
     def fit(self, value: object) -> Any:
-        """`value` converted to the field's type. ConfigError (no path) for a wrong type or a value
-        out of range.
+        """`value` converted to the field's type. Raises ConfigError, without a path, for a wrong
+        type or a value out of range.
         """
         fitted = fit_value(self.type, value, self.range)
         if self.choices and fitted is not None and fitted not in self.choices:
@@ -225,7 +231,7 @@ class Params:
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        # a base's would name two kinds
+        # Not the base's: one short name would stand for two kinds.
         cls.short = vars(cls).get("short", vars(cls).get("kind", ""))
 
     def __post_init__(self) -> None:
@@ -238,13 +244,13 @@ class Params:
         self.check()
 
     def lacks(self, name: str) -> str:
-        """Why a field must be None; empty if it need not. The fields before it are checked
-        already.
-        """
+        """Why a field must be None; "" if it need not. The fields before it are checked already."""
         return ""
 
     def check(self) -> None:
-        """Check the rules that involve several fields. ConfigError names the key to change."""
+        """Check the rules that involve several fields. Raises ConfigError with the key to
+        change.
+        """
 
     @classmethod
     def fields(cls) -> Mapping[str, ParamField]:
@@ -255,7 +261,9 @@ class Params:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
-        """Read values by key. ConfigError for an unknown key, or a missing or invalid value."""
+        """Read values by key. Raises ConfigError for an unknown key, or a missing or invalid
+        value.
+        """
         fields = cls.fields()
         given = expect_mapping(mapping, fields)
         for key, field in fields.items():
@@ -276,7 +284,9 @@ class Params:
         changes no key.
         """
         keys = {field.name: key for key, field in self.fields().items()}
-        found: dict[str, Any] = {"kind": self.kind} if hasattr(self, "kind") else {}
+        found: dict[str, Any] = {}
+        if hasattr(self, "kind"):
+            found["kind"] = self.kind
         for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every Params but the base is a dataclass
             value = getattr(self, field.name)
             if value != _default(field):
@@ -286,12 +296,13 @@ class Params:
 
 
 def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[str, Any]:
-    """`value` with string keys. ConfigError if it is not a mapping, or has a key that is not
+    """`value` with string keys. Raises ConfigError if it is not a mapping, or has a key that is not
     `known`.
     """
     if not isinstance(value, Mapping):
         raise ConfigError((), f"must be a mapping of keys to values, got {quoted(value)}")
-    known = known if known is None or isinstance(known, Extensible) else list(known)
+    if known is not None and not isinstance(known, Extensible):
+        known = list(known)
     for key in value:
         if known is not None and str(key) not in known:
             raise ConfigError((str(key),), unknown_key(str(key), known))
@@ -299,7 +310,7 @@ def expect_mapping(value: object, known: Iterable[str] | None = None) -> dict[st
 
 
 def expect_list(value: object) -> list[Any]:
-    """`value` as a list. ConfigError if it is not a list."""
+    """`value` as a list. Raises ConfigError if it is not a list."""
     if not isinstance(value, list | tuple):
         raise ConfigError((), f"must be a list, got {quoted(value)}")
     return list(value)
@@ -349,7 +360,9 @@ def as_tuples(value: Any) -> Any:
 
 
 def _as_lists(value: Any) -> Any:
-    return list(map(_as_lists, value)) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return list(map(_as_lists, value))
+    return value
 
 
 def _suggestion(word: str, known: list[str]) -> str:
@@ -365,7 +378,7 @@ _SHORT_REPR.maxlist = _SHORT_REPR.maxtuple = _SHORT_REPR.maxdict = 20
 
 
 def quoted(value: object) -> str:
-    """A value in a message: the start of a long one, the outside of a deeply nested one."""
+    """A value for a message: a long one is cut, and so is a deeply nested one."""
     if isinstance(value, int | float | str) and len(str(value)) < 200:
         return repr(value)
     return _SHORT_REPR.repr(value)
@@ -373,7 +386,7 @@ def quoted(value: object) -> str:
 
 # The largest whole number without a smaller bound: they become sizes and indices of tensors.
 _MAX_WHOLE = 2**31 - 1
-# By class, because resolving annotations takes a millisecond.
+# Fields by class, kept because resolving annotations takes a millisecond.
 _FIELDS: dict[type[Params], Mapping[str, ParamField]] = {}
 
 
@@ -425,7 +438,7 @@ def without_none(annotation: Any) -> Any:
 
 
 def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
-    """`value` converted to the type of an annotation. ConfigError with the reason if that fails."""
+    """`value` converted to the type of an annotation. Raises ConfigError if that fails."""
     if value is None and NoneType in get_args(annotation):
         return None
     kind = without_none(annotation)
@@ -457,11 +470,10 @@ def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
             raise ConfigError((), f"must be a string, got {quoted(value)}")
         return value
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
-        raise ConfigError(
-            (), f"must be a {'whole ' if kind is int else ''}number, got {quoted(value)}"
-        )
+        noun = "whole number" if kind is int else "number"
+        raise ConfigError((), f"must be a {noun}, got {quoted(value)}")
     try:
-        # -0.0 becomes 0.0: they are equal, but other texts and so other keys
+        # -0.0 becomes 0.0: they are equal, but their texts differ, and so would keys.
         number: int | float = kind(value) + 0
     except OverflowError:  # a whole number that is too large for a float
         number = math.inf

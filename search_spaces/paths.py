@@ -20,14 +20,13 @@ def is_remote(text: str) -> bool:
 
 
 def local_path(text: str | Path, base: Path | None = None) -> Path:
-    """The path of a file or folder on this machine: of a path, in which `~` and `~user` are
-    expanded, or a file:// URI.
-
-    base: the folder of relative paths; None: the working directory.
+    """The path of a file or folder on this machine, from a path, in which `~` and `~user` are
+    expanded, or a file:// URI. Relative paths start from the folder `base`, by default the working
+    directory.
 
     Raises:
-        ValueError: it is empty, not UTF-8, the URI of another place, or starts with an unknown
-            user's home or a shell's variable.
+        ValueError: the text is empty, not UTF-8, the URI of another machine, or starts with an
+            unknown user's home or a shell's variable.
     """
     text = str(text)
     if not text:
@@ -45,9 +44,12 @@ def local_path(text: str | Path, base: Path | None = None) -> Path:
         fix = f"write its value, or ./{variable[0]} for a file of that name"
         raise ValueError(f"{text}: the variable {variable[0]} is not expanded here; {fix}")
     if not text.startswith("~"):
-        path = Path(text) if base is None else base / text
-        # a ~ behind ./ must not be expanded later
-        return path.absolute() if str(path).startswith(("~", "$")) else path
+        path = Path(text)
+        if base is not None:
+            path = base / text
+        if str(path).startswith(("~", "$")):  # it was ./~, and must not be expanded later
+            path = path.absolute()
+        return path
     try:
         return Path(text).expanduser()
     except RuntimeError:
@@ -66,12 +68,10 @@ def check_utf8(name: str) -> None:
         name.encode()
         os.fsencode(name)
     except UnicodeEncodeError as error:
-        encoding = sys.getfilesystemencoding()
-        if encoding == "utf-8":
-            locale = ""
-        else:
-            locale = f", or set LC_ALL=C.UTF-8 (this locale's encoding is {encoding})"
-        raise ValueError(f"{name!a}: not UTF-8; rename it{locale}") from error
+        problem = f"{name!a}: not UTF-8; rename it"
+        if (encoding := sys.getfilesystemencoding()) != "utf-8":
+            problem += f", or set LC_ALL=C.UTF-8 (this locale's encoding is {encoding})"
+        raise ValueError(problem) from error
 
 
 def _path_of_uri(uri: str) -> Path:

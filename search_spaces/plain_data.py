@@ -27,8 +27,8 @@ _MAX_DEPTH = 6  # levels of plain data within an entry of a stored file
 def fit_type(annotation: Any, value: object) -> Any:
     """Plain data of a file, checked against a type and converted to it.
 
-    annotation: the type of a parameter, `bool`, `Any` (plain data without deep nesting), `Literal`,
-    a mapping of texts or a tuple of these, or a dataclass of them; each also in a union with None.
+    The type is that of a parameter, `bool`, `Any` (plain data without deep nesting), `Literal`, a
+    mapping of texts or a tuple of these, or a dataclass of them; each also in a union with None.
 
     Raises:
         ConfigError: the data has another type; its path is that of the value.
@@ -59,7 +59,8 @@ def fit_type(annotation: Any, value: object) -> Any:
     if dataclasses.is_dataclass(kind):
         types = field_types(kind)
         return kind(**fit_entries(types, expect_mapping(value, types)))
-    return fit_value(kind, value, _STORED_WHOLE if kind is int else Range())
+    numbers = _STORED_WHOLE if kind is int else Range()
+    return fit_value(kind, value, numbers)
 
 
 def fit_entries(types: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def field_types(part: type) -> Mapping[str, Any]:
 
 
 def _fit_entry(key: str, annotation: Any, value: object) -> Any:
-    # these are the most frequent ones, in lists of thousands
+    # First the most frequent types, in lists of thousands.
     if annotation is str and type(value) is str:
         return value
     if annotation is int and type(value) is int and value in _STORED_WHOLE:

@@ -47,15 +47,11 @@ class PluginNames(tuple[str, ...], Extensible):
 
 
 class Registry(Mapping[str, T], Generic[T], Extensible):
-    """Implementations by name, in order of registration; the first one is the default.
-
-    what: a noun for messages, such as "tree policy". package: its modules may register entries;
-    they are imported when a name is unknown.
-    """
+    """Implementations by name, in order of registration; the first one is the default."""
 
     def __init__(self, what: str, package: str = "") -> None:
-        self.what = what
-        self._package = package
+        self.what = what  # a noun for messages, such as "tree policy"
+        self._package = package  # its modules register entries; imported when a name is unknown
         self._entries: dict[str, T] = {}
         self._modules: dict[str, str] = {}
 
@@ -111,9 +107,8 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
         return entry
 
     def add(self, name: str, entry: T, module: str | None = None) -> None:
-        """Add `entry`. The same module may define a name again (a notebook's cell, a reload).
-
-        module: where it is defined, by default the module that calls this method.
+        """Add `entry`, which `module` defines (by default the module that calls this method). The
+        same module may define a name again (a notebook's cell, a reload).
 
         Raises:
             ConfigError: another module has registered the name.
@@ -187,12 +182,11 @@ def load_plugins(extra: Sequence[str] = ()) -> None:
                 (), f"the plugin {name!r} is a file; give the module's name, {Path(name).stem}"
             )
     _add_to_variable(extra)
-    for point in (
-        () if ENTRY_POINT_GROUP in _loaded else metadata.entry_points(group=ENTRY_POINT_GROUP)
-    ):
-        package = point.dist.name if point.dist is not None else "unknown"
-        fix = f"correct or uninstall the package {package}"
-        _load(point.load, f"{point.name} = {point.value}", point.module, fix)
+    if ENTRY_POINT_GROUP not in _loaded:
+        for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+            package = point.dist.name if point.dist is not None else "unknown"
+            fix = f"correct or uninstall the package {package}"
+            _load(point.load, f"{point.name} = {point.value}", point.module, fix)
     _loaded.add(ENTRY_POINT_GROUP)
     for name in _variable_modules():
         fix = (
@@ -229,7 +223,7 @@ def stored_plugins(find: Callable[[], Iterable[str]], folder: Path | None = None
 
 
 class _StoredPlugins:
-    """See `stored_plugins`."""
+    """The plugins of a stored sweep (see `stored_plugins`)."""
 
     def __init__(self, find: Callable[[], Iterable[str]], folder: Path | None) -> None:
         self._find = find
@@ -292,9 +286,9 @@ def _import_stored(name: str, folder: Path | None) -> None:
         sys.path.append(os.getcwd())
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        # imports the packages before, which are checked
+        # This imports the packages before it, which are checked already.
         spec = importlib.util.find_spec(".".join(parts[:end]))
-        # without an origin: any folder, as `sweeps.theirs.module`
+        # A module without an origin may be any folder, as in `sweeps.theirs.module`.
         if spec is None or spec.origin is None:
             raise ModuleNotFoundError(f"No module named {name!r}")
         if folder and Path(spec.origin).resolve().is_relative_to(folder):
@@ -351,7 +345,7 @@ def plugin_line(error: BaseException, modules: Iterable[str]) -> str:
 
 
 def _load(load: Callable[[], object], name: str, module: str, not_found: str) -> None:
-    """Import a plugin, once. not_found: the fix if `module` itself does not exist."""
+    """Import a plugin, once. `not_found` is the fix if `module` itself does not exist."""
     if name in _loaded:
         return
     _loaded.add(name)  # before the import: a plugin may look names up itself
@@ -366,7 +360,8 @@ def _load(load: Callable[[], object], name: str, module: str, not_found: str) ->
         is_missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(
             f"{error.name}."
         )
-        fix = not_found if is_missing else "correct the module"
-        line = plugin_line(error, [module])
-        problem = f"{type(error).__name__}: {error}{f' ({line})' if line else ''}; {fix}"
+        problem = f"{type(error).__name__}: {error}"
+        if line := plugin_line(error, [module]):
+            problem += f" ({line})"
+        problem += f"; {not_found if is_missing else 'correct the module'}"
         raise ConfigError((), f"the plugin {name!r} cannot be imported: {problem}") from error

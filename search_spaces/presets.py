@@ -16,17 +16,17 @@ from search_spaces.trial import DecodingConfig
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A published setting, what it is in one line, and where it is from."""
+    """A published setting."""
 
     config: DecodingConfig
-    about: str
-    source: str
+    about: str  # what it is, in one line
+    source: str  # where it is from
 
 
 def _read_catalogue() -> Mapping[str, Preset]:
     text = files("search_spaces").joinpath("presets.yaml").read_text("utf-8")
-    # libyaml's parser takes 2 ms, the Python one 30; this runs at every start and nobody edits the
-    # file
+    # libyaml's parser takes 2 ms, the Python one 30. This runs at every start, and users do not
+    # edit the file.
     entries = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     return MappingProxyType(
         {
@@ -49,8 +49,8 @@ for _name in (*CATALOGUE, *ALIASES):
 
 
 def preset(name: str) -> DecodingConfig:
-    """A published setting by name. ConfigError with the nearest and the known names if there is
-    none.
+    """A published setting by name. Raises ConfigError, with the nearest and the known names, if
+    there is none.
     """
     with at("preset"):
         return PRESETS.lookup(name)

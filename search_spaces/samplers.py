@@ -20,14 +20,14 @@ class SamplerChoice:
     """A sampler."""
 
     implementation: str  # "module:Class" of the Optuna sampler
-    # Its arguments where `search.options` gives none.
+    # Arguments of the class where `search.options` gives none.
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    # It keeps more than the finished trials (a generation, the position in a sequence), so a
-    # resumed search must ask it for every trial again.
+    # Whether it keeps more than the finished trials (a generation, the position in a sequence), so
+    # that a resumed search must ask it for every trial again.
     stateful: bool = False
     max_seed: int = 2**32 - 1  # the largest seed that the class takes
-    # It chooses among settings that replay predicts beside the first trials (see `PoolOptions`);
-    # its class also takes `pool`.
+    # Whether it chooses among settings that replay predicts while the first trials run (see
+    # `PoolOptions`). Its class then also takes `pool`.
     from_pool: bool = False
 
 
@@ -44,7 +44,7 @@ class PoolOptions(Params):
 
     @classmethod
     def split(cls, options: Mapping[str, Any]) -> tuple[PoolOptions, dict[str, Any]]:
-        """These options, and the rest. ConfigError names an invalid one."""
+        """These options, and the rest. Raises ConfigError for an invalid one."""
         own = {key: value for key, value in options.items() if key in cls.fields()}
         return cls.from_mapping(own), {
             key: value for key, value in options.items() if key not in own
@@ -52,15 +52,15 @@ class PoolOptions(Params):
 
 
 SAMPLERS: Registry[SamplerChoice] = Registry("sampler", "orchestrator.run")
-# all points of the space in order: the search sets every parameter, and its sampler is never asked
+# All points of the space in order: the search sets every parameter and never asks the sampler.
 GRID = "grid"
 
 
 def register_sampler(
     name: str, implementation: str, defaults: Mapping[str, Any] | None = None, **options: Any
 ) -> None:
-    """Add a sampler; see `SamplerChoice` for the arguments. ConfigError if another module has
-    registered the name.
+    """Add a sampler; see `SamplerChoice` for the arguments. Raises ConfigError if another module
+    has registered the name.
     """
     choice = SamplerChoice(implementation, dict(defaults or {}), **options)
     SAMPLERS.add(name, choice, caller_module())

@@ -31,8 +31,8 @@ class Schedule(Params, ABC):
 
     @abstractmethod
     def omegas(self, levels: int) -> tuple[float, ...]:
-        """omega_1 .. omega_L for L = `levels`; their mean is the budget. ValueError if one is not
-        positive.
+        """omega_1 .. omega_L for L = `levels`; their mean is the budget. Raises ValueError if one
+        is not positive.
         """
 
     @property
@@ -41,15 +41,16 @@ class Schedule(Params, ABC):
         """The smallest and the largest omega that any position can get, in trees of any depth."""
 
     def checked_omegas(self, levels: int) -> tuple[float, ...]:
-        """`omegas`, as many as there are levels and within `bounds`, on which it depends whether a
-        rule is exact.
+        """The `omegas`, after a check that there is one for each level and that all are within
+        `bounds`, which decide whether a rule is exact.
 
         Raises:
-            ConfigError: the class breaks this; its file is named. Or `omegas` refuses the number of
-                levels.
+            ConfigError: the class contradicts this (the message names its file), or `omegas`
+                refuses the number of levels.
         """
         with class_errors(type(self), f"omegas({levels}) or bounds"):
-            omegas, (least, most) = tuple(map(float, self.omegas(levels))), self.bounds
+            omegas = tuple(map(float, self.omegas(levels)))
+            least, most = self.bounds
         if len(omegas) != levels:
             raise class_error(
                 type(self), f"omegas({levels}) must return {levels} numbers, got {len(omegas)}"
@@ -73,12 +74,10 @@ class Schedule(Params, ABC):
     def largest(self, levels: int) -> float:
         """The largest omega in trees of at most so many levels."""
         least, most = self.bounds
+        if least == most:
+            return most
         depths = range(1, levels + 1)
-        return (
-            most
-            if least == most
-            else max(omega for depth in depths for omega in self.checked_omegas(depth))
-        )
+        return max(omega for depth in depths for omega in self.checked_omegas(depth))
 
     @property
     def at_least_one(self) -> bool:
@@ -148,7 +147,9 @@ class Linear(Schedule):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        return (0, math.inf) if self.slope else (self.budget, self.budget)
+        if self.slope:
+            return (0, math.inf)
+        return (self.budget, self.budget)
 
 
 @SCHEDULES.register
@@ -169,14 +170,16 @@ class Exponential(Schedule):
     ] = 0.1
 
     def omegas(self, levels: int) -> tuple[float, ...]:
-        # i from 0, not 1: the shift cancels
+        # i counts from 0 here: the shift cancels.
         decay = [math.exp(-self.nu * i) for i in range(_checked(levels))]
         scale = self.budget * levels / math.fsum(decay)
         return tuple(scale * value for value in decay)
 
     @property
     def bounds(self) -> tuple[float, float]:
-        return (0, math.inf) if self.nu else (self.budget, self.budget)
+        if self.nu:
+            return (0, math.inf)
+        return (self.budget, self.budget)
 
 
 def _checked(levels: int) -> int:

@@ -62,8 +62,8 @@ class Section:
         return parts | {key: mapping[key] for key in self.common if key in mapping}
 
     def kinds(self, mapping: Mapping[str, Any]) -> dict[str, list[str]]:
-        """The kind under each tag, by default the first, as a list of one. ConfigError for an
-        unknown kind.
+        """The kind under each tag, by default the first, as a list of one. Raises ConfigError for
+        an unknown kind.
         """
         found = {tag: mapping.get(tag, next(iter(options))) for tag, options in self.tags.items()}
         for tag, kind in found.items():
@@ -72,7 +72,7 @@ class Section:
         return {tag: [kind] for tag, kind in found.items()}
 
     def check_keys(self, keys: Iterable[str], kinds: Mapping[str, Sequence[str]]) -> None:
-        """ConfigError for a key that none of `kinds`, by tag, has."""
+        """Raises ConfigError for a key that none of `kinds`, by tag, has."""
         allowed = self.known_keys(kinds)
         for key in keys:
             if key in allowed:
@@ -105,7 +105,7 @@ class Section:
         found: dict[str, tuple[type, str]] = dict.fromkeys(self.tags, (str, "the name of a kind"))
         found |= {key: (entry.column_type, "every kind") for key, entry in self.common.items()}
         classes = [made for options in self.tags.values() for made in options.values()]
-        # a plugin's key has to change
+        # The project's classes first, so that errors are about a plugin's key.
         for made in sorted(classes, key=lambda made: is_external(made.__module__)):
             for key, entry in made.fields().items():
                 kind, first = found.setdefault(key, (entry.column_type, repr(made.kind)))

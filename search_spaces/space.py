@@ -29,22 +29,20 @@ from search_spaces.params import ConfigError, as_tuples
 from search_spaces.space_entries import Block, Entry, Scope, read_entries
 from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 
-MAX_CHECKED_BRANCHES = 4000
-_MAX_CORNERS = 32
+MAX_CHECKED_BRANCHES = 4000  # branches of a space that are checked before a sweep starts
+_MAX_CORNERS = 32  # corners of a branch, if all are checked
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """One label for every choice: the study's parameters for these labels, and the leaves that
-    remain.
-    """
+    """One label for every choice."""
 
-    params: Mapping[str, str]
-    leaves: tuple[Entry, ...]
+    params: Mapping[str, str]  # the study's parameters for these labels
+    leaves: tuple[Entry, ...]  # the leaves that remain
 
     def config(self, values: Iterable[Any], sampling: Sampling) -> DecodingConfig:
-        """The config in which the leaves have these values. ConfigError if its parts cannot be
-        combined.
+        """The config in which the leaves have these values. Raises ConfigError if its parts cannot
+        be combined.
         """
         mapping: dict[str, Any] = {}
         for leaf, value in zip(self.leaves, values, strict=True):
@@ -66,7 +64,7 @@ class Branch:
         return list(dict.fromkeys(found))
 
     def all_params(self, params: Iterable[Scalar]) -> dict[str, Any]:
-        """The parameters of the branch and of its searched leaves; params: one per leaf."""
+        """The parameters of the branch and of its searched leaves, from a parameter per leaf."""
         pairs = zip(self.leaves, params, strict=True)
         return {
             **self.params,
@@ -76,12 +74,10 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """A conditional space. Equal spaces suggest the same configs; `source` is the plain data it was
-    read from.
-    """
+    """A conditional space. Equal spaces suggest the same configs."""
 
     entries: Block
-    source: Any = field(default=None, compare=False, repr=False)
+    source: Any = field(default=None, compare=False, repr=False)  # plain data that it was read from
 
     @classmethod
     def read(cls, data: Any) -> Space:
@@ -102,8 +98,8 @@ class Space:
         return space
 
     def suggest(self, trial: TrialLike, sampling: Sampling | None = None) -> DecodingConfig:
-        """The config that a trial proposes. sampling: the baseline's settings, used where the space
-        has none.
+        """The config that a trial proposes. `sampling` is the baseline's, used where the space has
+        none.
 
         Raises:
             ConfigError: the parts cannot be combined, which can happen only inside a branch.
@@ -124,20 +120,17 @@ class Space:
         self, config: DecodingConfig, sampling: Sampling | None = None
     ) -> dict[str, Any] | None:
         """The parameters for which this space suggests the config; None if the space does not
-        contain it.
-
-        sampling: the baseline's settings, used where the config or the space has none.
+        contain it. `sampling` is the baseline's, used where the config or the space has none.
         """
         baseline = sampling or Sampling()
         config = config.with_sampling(config.sampling or baseline)
         values = config.to_mapping()
         for name, section in SECTIONS.items():
-            values[name] = {tag: next(iter(section.tags[tag])) for tag in section.omitted} | values[
-                name
-            ]
+            omitted = {tag: next(iter(section.tags[tag])) for tag in section.omitted}
+            values[name] = omitted | values[name]
         for branch in self.branches():
             for point in product(*(_candidates(leaf, values) for leaf in branch.leaves)):
-                # some of several lists that match may not fit the other values
+                # A list that matches may not fit the other values.
                 with suppress(ConfigError):
                     if branch.config((value for _, value in point), baseline) == config:
                         return branch.all_params(param for param, _ in point)
@@ -167,15 +160,15 @@ class Space:
                 yield branch.all_params(param for param, _ in point)
 
     def check_finite(self) -> None:
-        """ConfigError, with the path of the field, if a domain is continuous."""
+        """Raises ConfigError, with the path of the field, if a domain is continuous."""
         leaves = (leaf for branch in self.branches() for leaf in branch.leaves)
         if continuous := next((leaf for leaf in leaves if leaf.domain.size() is None), None):
             problem = "is continuous, and a grid needs a finite space; give a step, or values"
             raise ConfigError(continuous.source, problem)
 
     def parameters(self) -> dict[str, Domain | tuple[str, ...]]:
-        """The parameters that a study may see: name -> domain of a field, or labels of the branches
-        of a choice.
+        """The parameters that a study may see, by name: the domain of a field, or the labels of the
+        branches of a choice.
         """
         searched = [entry for entry in self.entries if not entry.domain.is_fixed]
         return {
@@ -210,7 +203,7 @@ def _candidates(leaf: Entry, values: Mapping[str, Any]) -> list[tuple[Scalar, An
     """
     value = as_tuples(values[leaf.path[0]].get(leaf.path[1]))
     if isinstance(value, tuple) and not isinstance(leaf.domain, Interval):
-        # parameters may store a list in another order than the document
+        # Parameters may keep a list in another order than the document.
         return list(leaf.domain.points())
     try:
         return [(leaf.domain.param(value), value)]

@@ -36,12 +36,12 @@ Scope = tuple[tuple[str, str], ...]
 class Entry:
     """A field, a tag with its kind, or a choice between branches, whose values are their labels."""
 
-    path: tuple[str, ...]  # (section, key); of a choice ("space",), (section,) or (section, tag)
+    path: tuple[str, ...]  # (section, key); a choice has ("space",), (section,) or (section, tag)
     domain: Domain
     source: Path = field(compare=False, repr=False)  # the path in the document
     is_choice: bool = False
     scope: Scope = ()  # the branches that it is in
-    name: str = ""  # of the study's parameter
+    name: str = ""  # name of the study's parameter
 
     @property
     def key(self) -> str:
@@ -62,15 +62,14 @@ _Kinds = Mapping[str, list[tuple[str, _Item | None]]]
 
 
 def read_entries(value: object) -> Block:
-    """The entries of a space: sections, or a list of branches of all sections. ConfigError names
-    the invalid path.
+    """The entries of a space: sections, or a list of branches of all sections. Raises ConfigError
+    with the path of an invalid value.
     """
     if not isinstance(value, list):
         return _assign_names(_sections((value, ())))
     items = _entries((value, ()))
-    return _assign_names(
-        _choice((_ROOT,), items, [(_branch_labels(b), b) for b in map(_sections, items)], ())
-    )
+    options = [(_branch_labels(block), block) for block in map(_sections, items)]
+    return _assign_names(_choice((_ROOT,), items, options, ()))
 
 
 def _sections(item: _Item) -> Block:
@@ -92,6 +91,7 @@ def _section(name: str, item: _Item) -> Block:
 
 
 def _is_branches(value: Any) -> bool:
+    """Whether a value is a list of branches, or {values: [...]}."""
     return isinstance(value, list) or (isinstance(value, dict) and set(value) == {VALUES_KEY})
 
 
@@ -130,7 +130,7 @@ def _choice(
 
 
 def _variant(name: str, item: _Item) -> _Labelled:
-    """One way to fill a section: the name of a rule or kind, or a mapping of tags and fields."""
+    """A branch of a section: the name of a rule or kind, or a mapping of tags and fields."""
     value, path = item
     section = SECTIONS[name]
     with at(*path):
@@ -191,8 +191,8 @@ def _candidates(
 
 
 def _check_keys(name: str, item: _Item, kinds: _Kinds) -> None:
-    """ConfigError for keys that no candidate has, and for keys both next to a tag and in a branch
-    of it.
+    """Raises ConfigError for keys that no candidate has, and for keys both next to a tag and in a
+    branch of it.
     """
     value, path = item
     section = SECTIONS[name]
@@ -247,7 +247,9 @@ def _detailed(label: str, block: Block) -> str:
         for key, value in values.items()
         if isinstance(value, int | float | str)
     ]
-    return f"{label}({','.join(texts)})" if texts else label
+    if not texts:
+        return label
+    return f"{label}({','.join(texts)})"
 
 
 def _branch_labels(block: Block) -> list[str]:
@@ -264,7 +266,6 @@ def _branch_labels(block: Block) -> list[str]:
     return [" ".join(parts[:detail]) for detail in range(1, len(parts) + 1)]
 
 
-# --- names ----------------------------------------------------------------------------------------
 # In an Optuna study a name has one distribution. A parameter is named by its path (`tree.length`)
 # if its domain is the same in all branches; otherwise its branch is part of the name:
 # `acceptance=additive.k`, `space=jacobi.tree.length`.

@@ -46,9 +46,9 @@ from search_spaces.trial import DecodingConfig, Sampling, flat_types
 _READY = Path(__file__).parent / "spaces"
 _PAPERS = "papers/"
 VANILLA = "vanilla"
-# sections that may change when a sweep is resumed, besides models.file
+# Keys that may change when a sweep is resumed; so may models.file.
 _CHANGEABLE = ("budget", "about", "name")
-_OBJECTIVES = (2, 3)  # how many a front has
+_OBJECTIVES = (2, 3)  # numbers of objectives that a front can have
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
 
 KEYS = (
@@ -106,7 +106,7 @@ class SweepConfig:
     enqueue: tuple[Enqueued, ...]
     sampling: Sampling | None  # for the baseline and every other config; None: the target's default
     space: Space
-    # What it was read from; None for plain data.
+    # The document that it was read from; None for plain data.
     document: Document | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -172,7 +172,7 @@ class SweepConfig:
 
     @staticmethod
     def read_name(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> str:
-        """The name alone of the sweep that `read` reads; raises as `read`."""
+        """The name alone of the sweep that `read` reads; raises the same errors."""
         path = find_space(path_or_name)
         document = _read_document(path.read_bytes(), str(path), overrides)
         with document.locate_errors():
@@ -183,7 +183,7 @@ class SweepConfig:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> SweepConfig:
-        """The sweep in plain data. ConfigError names the path of an invalid value."""
+        """The sweep in plain data. Raises ConfigError with the path of an invalid value."""
         _check_keys(expect_mapping(mapping))
         given = {
             key: value for key, value in expect_mapping(mapping, KEYS).items() if value is not None
@@ -208,7 +208,8 @@ class SweepConfig:
         parts |= _read_lists(given, parts["sampling"])
         entries = dict(parts["metrics"] or ())
         parts["torchmetrics"] = {name: entry for name, entry in entries.items() if entry}
-        parts["metrics"] = None if parts["metrics"] is None else tuple(entries)
+        if parts["metrics"] is not None:
+            parts["metrics"] = tuple(entries)
         for name in ("metrics", "objectives"):
             if parts[name] == ():
                 raise ConfigError((name,), "must not be empty; leave it out for the default")
@@ -225,7 +226,7 @@ class SweepConfig:
         _check_distinct(parts["enqueue"])
         flat_types()  # all plugins of the space are loaded now
         if "space" not in given and "trials" not in given.get("budget", {}):
-            # runs first, even if `enqueue` does not list it
+            # Vanilla runs first, even if `enqueue` does not list it.
             vanilla = DecodingConfig(sampling=parts["sampling"])
             trials = len({*(entry.config for entry in parts["enqueue"]), vanilla})
             parts["budget"] = replace(parts["budget"], trials=trials)
@@ -288,8 +289,8 @@ class SweepConfig:
         Raises:
             ConfigError: see `resolve`.
         """
-        # missing only if the stored file was edited; then the default makes `sampling` count as
-        # changed
+        # It is missing only if the stored file was edited; with the default, `sampling` then counts
+        # as changed.
         sampling = stored.sampling or Sampling()
         before, after = stored.to_mapping(), self.resolve(sampling).to_mapping()
         for mapping in (before, after):
@@ -302,7 +303,7 @@ class SweepConfig:
 def _read_document(text: str | bytes, file: str, overrides: Mapping[str, Any] | None) -> Document:
     document = read_document(text, file)
     if isinstance(document.data, dict) and isinstance(models := document.data.get("models"), str):
-        # --models replaces the file
+        # As a mapping, so that --models can replace the file alone.
         document = replace(document, data={**document.data, "models": {"file": models}})
     for key, value in (overrides or {}).items():
         document = document.with_override(key, value)
@@ -316,13 +317,13 @@ def ready_spaces() -> list[str]:
 
 
 def describe_spaces() -> dict[str, str]:
-    """What each ready space is, by its name."""
+    """The purpose of each ready space, by its name."""
     return {name: SweepConfig.read(name).about for name in ready_spaces()}
 
 
 def find_space(path_or_name: str | Path) -> Path:
-    """The file of a sweep: a ready one by its name, or the path itself. ConfigError if there is
-    neither.
+    """The file of a sweep: a ready one by its name, or the path itself. Raises ConfigError if there
+    is neither.
     """
     name = str(path_or_name)
     if name in ready_spaces():
@@ -346,17 +347,19 @@ def find_space(path_or_name: str | Path) -> Path:
 def _list_ready(*, papers: bool = False) -> str:
     """The ready spaces: the papers' tables alone, or the others and a note on the tables."""
     names = [name for name in ready_spaces() if name.startswith(_PAPERS) == papers]
-    return ", ".join(names if papers else [*names, f"{_PAPERS}... (the papers' tables)"])
+    if not papers:
+        names.append(f"{_PAPERS}... (the papers' tables)")
+    return ", ".join(names)
 
 
 def _objective(value: object) -> Objective:
-    return Objective.from_mapping(
-        {"metric": value} if isinstance(value, str) else expect_mapping(value)
-    )
+    if isinstance(value, str):
+        return Objective.from_mapping({"metric": value})
+    return Objective.from_mapping(expect_mapping(value))
 
 
 def _check_keys(given: Mapping[str, Any]) -> None:
-    """ConfigError for a key of a section that stands beside the sections."""
+    """Raises ConfigError for a section's key that is given outside of the section."""
     for key in given.keys() - set(KEYS):
         owners = [name for name, section in SWEEP_SECTIONS.items() if key in section.fields()]
         if owners:
@@ -365,7 +368,8 @@ def _check_keys(given: Mapping[str, Any]) -> None:
 
 
 def _read_lists(given: Mapping[str, Any], sampling: Sampling | None) -> dict[str, Any]:
-    """The sections that are lists, with their defaults. sampling: the baseline's."""
+    """The sections that are lists, with their defaults. `sampling` is the baseline's."""
+    # For each list, how an entry is read, what identifies it in messages, and the default.
     lists: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], str], Any]] = {
         "metrics": (read_metric, itemgetter(0), None),
         "objectives": (_objective, lambda objective: str(objective.metric), DEFAULT_OBJECTIVES),
@@ -378,15 +382,17 @@ def _read_lists(given: Mapping[str, Any], sampling: Sampling | None) -> dict[str
     }
     found: dict[str, Any] = {}
     for name, (read, identify, default) in lists.items():
-        with at(name):
-            found[name] = _read_list(given[name], read, identify) if name in given else default
+        found[name] = default
+        if name in given:
+            with at(name):
+                found[name] = _read_list(given[name], read, identify)
     return found
 
 
 def _read_list(
     value: object, read: Callable[[Any], T], identify: Callable[[T], str]
 ) -> tuple[T, ...]:
-    """The entries of a list. ConfigError if two have the same identity."""
+    """The entries of a list. Raises ConfigError if two have the same identity."""
     found: dict[str, T] = {}
     for index, entry in enumerate(expect_list(value)):
         with at(f"[{index}]"):

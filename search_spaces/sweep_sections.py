@@ -19,11 +19,11 @@ NO_REFERENCE = "none"
 CLIP_FOLDER = "model_name_or_path"  # argument of a metric of torchmetrics
 _SEEDS = Range(0, 2**63 - 1)  # stored as signed 64-bit integers
 _MAX_LABEL_LENGTH = 80
-_ERROR_RATE = 0.05  # a race's, by default
-_PATIENCE = 5  # trials of a plateau, by default
+_ERROR_RATE = 0.05  # default error rate of a race
+_PATIENCE = 5  # default number of trials of a plateau
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")  # Ray's values of labels
+_LABEL = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9_.-]{0,61}[a-zA-Z0-9])?")  # value of a label in Ray
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,15 @@ class Models(Params):
     ] = "auto"
 
     def __str__(self) -> str:
-        return self.file if self.name is None else f"{self.name} of {self.file}"
+        if self.name is None:
+            return self.file
+        return f"{self.name} of {self.file}"
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Models:
-        return super(Models, cls).from_mapping(
-            {"file": mapping} if isinstance(mapping, str) else mapping
-        )
+        if isinstance(mapping, str):
+            mapping = {"file": mapping}
+        return super(Models, cls).from_mapping(mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +167,13 @@ class Timing(Params):
         """The batch sizes at which settings are timed; `speedup` and `latency` are those of the
         first one.
         """
-        return self.batch if isinstance(self.batch, tuple) else (self.batch,)
+        if isinstance(self.batch, tuple):
+            return self.batch
+        return (self.batch,)
 
 
 def _check_labels(nodes: Mapping[str, Any] | None) -> None:
-    """Raise ConfigError unless each value is one that `ray start --labels` accepts."""
+    """Raises ConfigError unless `ray start --labels` accepts all values."""
     for key, value in (nodes or {}).items():
         if not isinstance(value, str) or not _LABEL.fullmatch(value):
             raise ConfigError(
@@ -335,7 +339,7 @@ def read_metric(value: object) -> tuple[str, dict[str, Any] | None]:
 
 @dataclass(frozen=True, slots=True)
 class Objective(Params):
-    """A metric to optimise. direction None: the metric's own."""
+    """A metric to optimise. Without a direction it has the metric's own."""
 
     metric: Annotated[str, "name of a metric"]
     direction: Annotated[
@@ -366,7 +370,7 @@ class Enqueued:
             [vanilla, {preset: eagle2, sampling: {temperature: 0, top_k: 0, top_p: 1, cfg: 3}},
              {label: exact chain, drafter: eagle, tree: {policy: chain, length: 3}}]
 
-        sampling: the baseline's settings, used where the entry has none.
+        `sampling` is the baseline's, used where the entry has none.
 
         Raises:
             ConfigError: an unknown preset or an invalid config.
@@ -383,7 +387,10 @@ class Enqueued:
                 mapping = PRESETS.lookup(preset).to_mapping()
         config = DecodingConfig.from_mapping(mapping | given, sampling)
         if label is None:
-            return cls(_describe(config) if preset is None or given else preset, config)
+            label = preset
+            if preset is None or given:
+                label = _describe(config)
+            return cls(label, config)
         if (not isinstance(label, str) or not label.strip() or not label.isprintable()
                 or len(label) > _MAX_LABEL_LENGTH):  # fmt: skip
             problem = f"must be a line of 1 to {_MAX_LABEL_LENGTH} characters, got {label!r}"
@@ -399,10 +406,9 @@ def _describe(config: DecodingConfig) -> str:
     rule = config.acceptance
     if config.policy.bounds.nodes == 0:
         return "vanilla"
-    kinds = [config.drafter.kind, config.policy.kind]
-    return " ".join(
-        [
-            *kinds,
-            *([rule.neighbourhood.kind, rule.schedule.kind] if rule.is_relaxed else ["exact"]),
-        ]
-    )
+    words = [config.drafter.kind, config.policy.kind]
+    if rule.is_relaxed:
+        words += [rule.neighbourhood.kind, rule.schedule.kind]
+    else:
+        words.append("exact")
+    return " ".join(words)

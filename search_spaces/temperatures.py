@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class DynamicTemperature(Params, ABC):
-    """A factor of the temperature that depends on the probs. is_constant: it is always 1."""
+    """A factor of the temperature that depends on the probs."""
 
     __slots__ = ()
-    is_constant: ClassVar[bool] = False
+    is_constant: ClassVar[bool] = False  # whether the factor is always 1
 
     @abstractmethod
     def factor(self, probs: Tensor) -> Tensor:

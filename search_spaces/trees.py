@@ -29,7 +29,7 @@ from search_spaces.params import (
 )
 from search_spaces.plugins import Registry
 
-# Larger trees have no use, since an image has a few thousand tokens, and would take hours to build.
+# Larger trees have no use, because an image has a few thousand tokens, and take hours to build.
 _MOST_NODES = 4096
 _LEVELS = Range(1, 256)
 _WIDTHS = Range(1, 256)
@@ -41,7 +41,7 @@ Paths = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class StaticTree:
-    """A fixed draft tree of N nodes in level order: parents before children, siblings side by side
+    """A fixed draft tree of N nodes in level order: parents before children, siblings together and
     by rank.
     """
 
@@ -53,20 +53,20 @@ class StaticTree:
 
     @classmethod
     def from_paths(cls, paths: Iterable[Sequence[int]]) -> StaticTree:
-        """The tree whose nodes are `paths`, in any order. ValueError, naming the path, if they do
-        not make a tree.
+        """The tree whose nodes are `paths`, in any order. Raises ValueError, with the path, if they
+        do not make a tree.
         """
         ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
         _check_paths(ordered)
-        node = {path: index for index, path in enumerate(ordered)}
-        parents = tuple(node.get(path[:-1], -1) for path in ordered)
+        index_of = {path: index for index, path in enumerate(ordered)}
+        parents = tuple(index_of.get(path[:-1], -1) for path in ordered)
         depth = tuple(len(path) for path in ordered)
         return cls(
             parents=parents,
             depth=depth,
             rank=tuple(path[-1] for path in ordered),
             levels=tuple(
-                tuple(n for n, d in enumerate(depth) if d == level)
+                tuple(node for node, own in enumerate(depth) if own == level)
                 for level in range(1, depth[-1] + 1)
             ),
             paths=tuple(ordered),
@@ -79,9 +79,7 @@ class StaticTree:
 
 
 def _check_paths(ordered: list[tuple[int, ...]]) -> None:
-    """Raise ValueError if the paths are not a tree. `ordered`: in level order, so parents come
-    before children.
-    """
+    """Raises ValueError if the paths, which are in level order, are not a tree."""
     if not ordered:
         raise ValueError("the tree has no nodes; list at least the path [0]")
     seen: set[tuple[int, ...]] = set()
@@ -125,30 +123,26 @@ NAMED_TREES = _named_trees()
 
 
 class TreeBounds(NamedTuple):
-    """The largest number of levels, of nodes in total, and of children of one node."""
+    """The largest sizes of a policy's trees."""
 
-    depth: int
-    nodes: int
-    width: int
+    depth: int  # levels
+    nodes: int  # nodes in total
+    width: int  # children of one node
 
 
 class TreeSize(NamedTuple):
-    """The size of a tree that grows as `Dynamic` does: levels, children per expanded node, and
-    nodes kept at most.
-    """
+    """The size of a tree that grows as `Dynamic` does."""
 
-    depth: int
-    width: int
-    nodes: int
+    depth: int  # levels
+    width: int  # children per expanded node
+    nodes: int  # nodes kept, at most
 
 
 class FixedShape(NamedTuple):
-    """A tree that is the same in every pass. sampled: children are sampled, not the drafter's top
-    tokens.
-    """
+    """A tree that is the same in every pass."""
 
     tree: StaticTree
-    sampled: bool
+    sampled: bool  # children are sampled; otherwise they are the drafter's top tokens
 
 
 class TreePolicy(Params, ABC):
@@ -157,16 +151,16 @@ class TreePolicy(Params, ABC):
     __slots__ = ()
     # "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is needed.
     implementation: ClassVar[str]
-    # The tree's size follows from what was accepted before, and with it the cost of a step.
+    # Whether the tree's size, and with it the cost of a step, depends on what was accepted before.
     adapts_to_rule: ClassVar[bool] = False
-    # "module:Class" of the `workers.decoding.adjacency.SizeMap` by which such a tree's size
-    # follows; replay needs it to predict the policy.
+    # "module:Class" of the `workers.decoding.adjacency.SizeMap` that decides on the size of such a
+    # tree; replay needs it to predict the policy.
     size_map: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         with class_errors(type(self), "bounds"):
-            bounds: Any = self.bounds  # a plugin may be mistaken about the type
+            bounds: Any = self.bounds  # a plugin's class may return another type
         if not isinstance(bounds, TreeBounds) or not all(
             type(size) is int and size >= 0 for size in bounds
         ):
@@ -181,8 +175,8 @@ class TreePolicy(Params, ABC):
 
     @property
     def fixed(self) -> FixedShape | None:
-        """Its tree, if that never changes: replay then finds it within larger ones. None: it
-        changes.
+        """Its tree, if that never changes; else None. Replay finds a fixed tree within larger
+        ones.
         """
         return None
 
@@ -194,8 +188,8 @@ class TreePolicy(Params, ABC):
         return ()
 
     def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
-        """Policies for a dry run, which knows no values: one that costs what a usual pass costs,
-        and one that costs as much as the dearest.
+        """Policies for a dry run, which knows no values: one that costs as much as a usual pass,
+        and one that costs as much as the most expensive pass.
         """
         return self, self
 
@@ -270,7 +264,7 @@ class Static(TreePolicy):
                 tree = StaticTree.from_paths(self.paths)
             except ValueError as problem:
                 raise ConfigError(("paths",), str(problem)) from None
-            # the order is fixed, so that equal trees are equal parameters
+            # In a fixed order, so that equal trees are equal parameters.
             object.__setattr__(self, "paths", tree.paths)
 
     @property
@@ -354,7 +348,7 @@ class Dynamic(TreePolicy):
 
     @property
     def bounds(self) -> TreeBounds:
-        # width, then width squared on each further level
+        # The first level has `width` nodes, each further level the square of it.
         grown = self.width + (self.depth - 1) * self.width**2
         return TreeBounds(self.depth, min(self.nodes, grown), self.width)
 
@@ -464,13 +458,11 @@ class Adjacency(TreePolicy):
         return tuple(TreeSize(depth, width, self.nodes) for depth, width in (*shallow, *deeper))
 
     def stand_ins(self, codebook_size: int) -> tuple[TreePolicy, TreePolicy]:
-        # a tree is usually at most the largest in its ranges; in the largest batch, one row's tree
-        # has the maximum depth, and another's is shallow and `widest`
+        # A usual tree is at most the largest of the ranges. In the most expensive batch, one row's
+        # tree has the maximum depth, and another's is shallow and `widest`.
         depth = self.depth_range[1]
-        nodes = self.nodes
-        return Dynamic(depth, self.width_range[1], nodes), Dynamic(
-            depth, min(self.widest, codebook_size), nodes
-        )
+        usual = Dynamic(depth, self.width_range[1], self.nodes)
+        return usual, Dynamic(depth, min(self.widest, codebook_size), self.nodes)
 
 
 @lru_cache(maxsize=256)

@@ -46,8 +46,6 @@ class Sampling(Params):
     top-k, then top-p.
 
     logits = uncond + cfg (cond - uncond); with cfg 1 only the conditional rows run.
-    dynamic_temperature: multiplies the temperature, which is then applied after top-k and top-p;
-    mappings leave the default out.
     """
 
     temperature: Annotated[
@@ -58,15 +56,17 @@ class Sampling(Params):
         float, "mass of the most likely tokens kept; 1 keeps all", Range(0, 1, open_low=True)
     ] = 1.0
     cfg: Annotated[float, "scale of classifier-free guidance; 1 is none", Range(0)] = 1.0
+    # A factor of the temperature, which is then applied after top-k and top-p; mappings leave the
+    # default out.
     dynamic_temperature: DynamicTemperature = CONSTANT_TEMPERATURE
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Self:
-        """What `to_mapping` wrote, or a part of it."""
+        """Read what `to_mapping` wrote, or a part of it."""
         return cls(**SECTIONS["sampling"].read(mapping))
 
     def to_mapping(self) -> dict[str, Any]:
-        """The values by key, and the dynamic temperature's beside them."""
+        """The values by key, those of the dynamic temperature among them."""
         values = Params.to_mapping(self)
         dynamic = self.dynamic_temperature
         if dynamic.is_constant:
@@ -95,14 +95,12 @@ SECTIONS: Mapping[str, Section] = {
 class StepShape:
     """What the cost of a decoding step depends on. Configs of one shape differ only in the rule's
     numbers.
-
-    work: the parts of the acceptance rule that set its cost (see `AcceptanceRule.work`).
     """
 
     drafter: DrafterChoice
     policy: TreePolicy
     sampling: Sampling | None
-    work: tuple[str | Params, ...]
+    work: tuple[str | Params, ...]  # parts of the rule that set its cost (`AcceptanceRule.work`)
 
     @property
     def key(self) -> str:
@@ -124,14 +122,12 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class DecodingConfig:
-    """A config of the decoding algorithm. ConfigError if its parts cannot be combined.
-
-    sampling None: the target's defaults, which the worker sets by `with_sampling`.
-    """
+    """A config of the decoding algorithm. Raises ConfigError if its parts cannot be combined."""
 
     drafter: DrafterChoice = field(default_factory=NoDrafter)
     policy: TreePolicy = field(default_factory=NoTree)
     acceptance: AcceptanceRule = EXACT
+    # None: the target's defaults, which the worker sets by `with_sampling`.
     sampling: Sampling | None = None
 
     def __post_init__(self) -> None:
@@ -159,8 +155,8 @@ class DecodingConfig:
             self._check_verification()
 
     def _check_verification(self) -> None:
-        """Raise ConfigError if drafts are verified together that are no chain, or depend on earlier
-        passes' drafts.
+        """Raises ConfigError if drafts are verified together that are not a chain, or that depend
+        on the drafts of earlier passes.
         """
         verification = self.acceptance.verification
         if verification.implementation:
@@ -181,7 +177,7 @@ class DecodingConfig:
             raise ConfigError(("verification",), problem)
 
     def _check_skipping(self, kind: str) -> None:
-        """Raise ConfigError if the drafter or the tree cannot go on behind unverified tokens."""
+        """Raises ConfigError if the drafter or the tree cannot go on after unverified tokens."""
         if not self.drafter.goes_on_unverified:
             able = ", ".join(name for name, choice in DRAFTERS.items() if choice.goes_on_unverified)
             problem = (
@@ -201,9 +197,8 @@ class DecodingConfig:
         """Read a mapping as in the module's example; `to_mapping` writes it.
 
         A drafter or tree may be the name of a kind, the acceptance the name of a published rule.
-
-        sampling: gives the keys that the mapping does not set. Without it a section `sampling` must
-        have all of its keys: a partial one would silently replace the target's own values by
+        `sampling` gives the keys that the mapping does not set. Without it a section `sampling`
+        must have all of its keys: a partial one would silently replace the target's own values by
         neutral ones.
 
         Raises:
@@ -217,9 +212,8 @@ class DecodingConfig:
         with at("sampling"):
             if given.get("sampling") is not None:
                 set_keys = SECTIONS["sampling"].expand(given["sampling"])
-                sampling = _sampling(
-                    {k: v for k, v in parts["sampling"].items() if k in set_keys}, sampling
-                )
+                own = {key: part for key, part in parts["sampling"].items() if key in set_keys}
+                sampling = _sampling(own, sampling)
         with at("acceptance"):
             rule = AcceptanceRule(**parts["acceptance"])
         return cls(parts["drafter"]["kind"], parts["tree"]["policy"], rule, sampling)
@@ -276,7 +270,7 @@ class DecodingConfig:
         tests/workers/decoding/test_lossless.py checks each drafter,
         tests/search_spaces/test_lossless_rules.py the rules.
 
-        cols: tokens of an image row; None: not known.
+        `cols` is the number of tokens of an image row; None: not known.
         """
         temperature = 1.0 if sampling is None else sampling.temperature
         levels = self.policy.bounds.depth
@@ -288,8 +282,10 @@ class DecodingConfig:
 
     @property
     def shape(self) -> StepShape:
-        """What a step of this config costs depends on this alone."""
-        work = (self.acceptance,) if self.policy.adapts_to_rule else self.acceptance.work
+        """What the cost of a step of this config depends on, and on nothing else."""
+        work: tuple[str | Params, ...] = self.acceptance.work
+        if self.policy.adapts_to_rule:
+            work = (self.acceptance,)
         return StepShape(self.drafter, self.policy, self.sampling, work)
 
     def with_sampling(self, sampling: Sampling | None) -> DecodingConfig:
@@ -304,10 +300,15 @@ class DecodingConfig:
         image_rows: int | None = None,
         drafters: Mapping[str, int | None] | None = None,
     ) -> None:
-        """Raise ConfigError if a target does not support this config.
+        """Raises ConfigError if a target does not support this config. Limits that are None are not
+        checked.
 
-        drafters: for each kind that the target has weights for, how many levels it can draft (None:
-        any number). Limits that are None are not checked.
+        Args:
+            codebook_size: number of the target's codes.
+            image_tokens: tokens of an image.
+            image_rows: rows of an image's token grid.
+            drafters: for each kind that the target has weights for, the levels that it can draft
+                (None: any number).
         """
         kind = self.drafter.kind
         depth = self.policy.bounds.depth
@@ -370,7 +371,7 @@ def _hash(plain: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
-# Each file name and task of a trial in flight needs its config's mapping.
+# Kept, because each file name and task of a running trial needs its config's mapping.
 @lru_cache(maxsize=256)
 def _to_json(config: DecodingConfig) -> str:
     """The config's mapping as text, which no caller can change."""
@@ -385,6 +386,7 @@ def _to_json(config: DecodingConfig) -> str:
 
 
 def _sampling(given: Mapping[str, Any], defaults: Sampling | None) -> Sampling:
+    """The sampling with the given values. Raises ConfigError if others are missing."""
     missing = ", ".join(key for key in Sampling.fields() if key not in given)
     if defaults is None and missing:
         problem = (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ChainTests(NamedTuple):
-    """What a chain's drafts are accepted by."""
+    """What decides whether the drafts of a chain are accepted."""
 
     eligible: Tensor  # [B, N] whether a draft may be accepted; a prefix of the chain
     tokens: Tensor  # [B, N]
@@ -30,15 +30,13 @@ class ChainTests(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """How many drafts of a chain are accepted, and what follows them.
+    """How many drafts of a chain are accepted, and what follows them."""
 
-    at_least [B, N]: the probability that the first i drafts, and maybe more, are accepted; it falls
-    with i. The last is NaN in a row whose probs are not finite. weight [B, N + 1]: if i drafts are
-    accepted and the next is not, a token is sampled from norm([weight_i q - p]_+) in its place;
-    None: 1 everywhere.
-    """
-
+    # [B, N] the probability that the first i drafts, and maybe more, are accepted; it falls with i.
+    # The last is NaN in a row whose probs are not finite.
     at_least: Tensor
+    # [B, N + 1] if i drafts are accepted and the next is not, a token is sampled from
+    # norm([weight_i q - p]_+) in its place; None: 1 everywhere.
     weight: Tensor | None = None
 
 
@@ -46,15 +44,15 @@ class Verification(Params, ABC):
     """How many drafts of a chain are accepted."""
 
     __slots__ = ()
-    # With the exact rule and fresh drafts, tokens follow the target's distribution.
+    # Whether tokens follow the target's distribution with the exact rule and fresh drafts.
     exact: ClassVar[bool]
-    # Whether a draft is accepted depends on the drafts behind it. Then the rule must be exact, the
-    # tree a chain, and the drafts of a pass need random numbers that no earlier pass has used.
+    # Whether the acceptance of a draft depends on the drafts after it. Then the rule must be exact,
+    # the tree a chain, and the drafts of a pass need random numbers that no earlier pass has used.
     # Otherwise each draft is tested alone, by its ratio and a number of its own, and `lengths` is
     # not called.
     reads_later_drafts: ClassVar[bool] = True
     # "module:Class" of a drafting around the tree policy's own, which decides what is not verified;
-    # "" if all drafts are.
+    # "" if all drafts are verified.
     implementation: ClassVar[str] = ""
 
     @property
@@ -100,12 +98,12 @@ class BlockVerification(Verification):
     exact: ClassVar[bool] = True
 
     def lengths(self, tests: ChainTests) -> Lengths:
-        # P_i is the least product of the last ratios before i, of any number of them
+        # P_i is the least product of any number of the last ratios up to i.
         logs = tests.ratios.new_zeros(tests.ratios.shape[0], tests.ratios.shape[1] + 1).double()
         logs[:, 1:] = tests.ratios.log().cumsum(1, dtype=logs.dtype)
         reach = (logs - logs.cummax(1).values).exp()  # P_0 .. P_N
         rank = tests.eligible.cumsum(1)
-        # its h is its P; those behind it are not eligible, and P is 0
+        # The last eligible draft has h = P; the drafts after it have P = 0.
         is_last = (rank == rank[:, -1:])[:, :-1]
         passes = reach[:, 1:].clone()
         passes[:, :-1] = reach[:, 1:-1].where(
@@ -160,14 +158,16 @@ class JointVerification(Verification):
         logs = tests.ratios.log()[:, None].masked_fill(~same.tril() | untested[:, None], 0).sum(2)
         chance = logs.clamp_max(0).exp()
         within = chance[:, None].masked_fill(~later, 0).amax(2).masked_fill(untested, 1)
-        before = within.new_ones(within.shape)  # the last draft's chance is its whole run's
+        # At the start of a run, the probability of the whole run before it, which is that of its
+        # last draft; 1 elsewhere.
+        before = within.new_ones(within.shape)
         before[:, 1:] = within[:, :-1].masked_fill(~starts[:, 1:], 1)
         return Lengths(within * before.cumprod(1))
 
 
 class Skipping(TokenVerification, ABC):
     """Some drafts are emitted unverified (VVS): the token at the end of a random path of the tree
-    is the root of a second tree, which is verified. Lossy.
+    is the root of a second tree, which is verified. It is not lossless.
     """
 
     __slots__ = ()

@@ -131,8 +131,8 @@ class Grouped(Neighbourhood):
         """Group sums [B, V] of r and other probs, `ranked` by r, for the `tokens` [B, V] in this
         order.
 
-        Every pair of ranks is looked at once. near [V * V]: see `_near`; None where it would be too
-        large.
+        Every pair of ranks is read once. `near` [V * V] is the result of `_near`, or None where
+        that would be too large.
         """
         r = ranked[0]
         vocabulary = tokens.shape[1]
@@ -174,7 +174,10 @@ def _codebook(tables: NeighbourTables) -> Tensor:
 
 
 def _ranking(r: Tensor, tables: NeighbourTables) -> Tensor:
-    return r.sort(dim=1, stable=True).indices if tables.ranking is None else tables.ranking
+    """The tokens [B, V] of every row of r, least likely first."""
+    if tables.ranking is None:
+        return r.sort(dim=1, stable=True).indices
+    return tables.ranking
 
 
 def count(like: Tensor, n: int) -> Tensor:
