@@ -41,10 +41,8 @@ DECODING_LIBRARIES = frozenset({"torch", "numpy", "safetensors", "transformers"}
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 500, 60, 10
 # Functions that are longer on purpose: a kernel's steps, and a trial as one generator.
 STILL_LONG = {
-    ("workers.decoding.accept_kernel", "_reject_child"),
+    # one loop over the children, all of whose ten variables change in it
     ("workers.decoding.accept_kernel", "_verify_children"),
-    ("workers.decoding.accept_kernel", "accept_path"),
-    ("workers.decoding.kernels", "accept_tree"),
     ("orchestrator.run.trial", "run"),
 }
 MIN_SLACK, SLACK_SHARE = 2, 0.02  # how far a figure may be below its budget

@@ -9,7 +9,6 @@ random numbers, so the rules are deterministic functions.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass, field
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -31,16 +30,16 @@ from workers.decoding.tree import DraftTree, gather_rows, row_starts, with_root
 class AcceptResult:
     """The outcome of a pass for B rows. W = deepest level reached + 1."""
 
-    # [B, W] tree slots, root first, then the accepted nodes; entries past a row's own length repeat
-    # its last slot. None: the first W slots, as in any chain.
+    # [B, W] tree slots: the root, then the accepted nodes. Entries past a row's own length repeat
+    # its last slot. None if the path is the first W slots, as in any chain.
     path: Tensor | None
-    # [B, W] accepted drafts, then the resampled or bonus token at index num_accepted; undefined
-    # after it.
+    # [B, W] the accepted drafts, then the resampled or bonus token at index num_accepted. Entries
+    # after it are undefined.
     tokens: Tensor
     num_accepted: Tensor  # [B] accepted drafts
     next_root: Tensor  # [B] the resampled or bonus token
-    nonfinite: Tensor  # [B] the probs that it was sampled from were not finite
-    # [B, N+1, V] the target's after each slot of a chain; None: not computed.
+    nonfinite: Tensor  # [B] whether the probs that it was sampled from were not finite
+    # [B, N+1, V] the target's probs after each slot of a chain. None if they were not computed.
     probs: Tensor | None = None
     num_emitted: Tensor = field(init=False)  # [B] num_accepted + 1
 
@@ -62,18 +61,21 @@ def max_on_host(depth: Tensor, bound: int) -> int:
     """The largest of depths [B] if the host can read it without waiting for the device, else
     `bound`.
     """
-    return max(depth.tolist()) if depth.is_cpu else bound
+    if depth.is_cpu:
+        return max(depth.tolist())
+    return bound
 
 
-_MAX_SORTED = 1 << 26  # entries that top-p may sort at once: gigabytes of temporaries beyond
+# How many entries top-p may sort at once; more of them would need gigabytes of temporaries.
+_MAX_SORTED = 1 << 26
 
 
 class _Tests(NamedTuple):
     """The inputs of a tree's acceptance tests."""
 
     eligible: Tensor  # [B, N+1] whether a slot may be accepted
-    tokens: Tensor  # [B, N+1]
-    uniforms: Tensor  # [B, levels, C] by depth and sibling rank
+    tokens: Tensor  # [B, N+1] the slots' tokens
+    uniforms: Tensor  # [B, levels, C] random numbers by depth and sibling rank
     omegas: Tensor  # [B, levels + 1] relaxation budgets by depth
 
 
@@ -82,8 +84,8 @@ class _Level(NamedTuple):
 
     tree: DraftTree
     eligible: Tensor  # [B, N+1] whether a slot may be accepted
-    tokens: Tensor  # [B, N+1]
-    uniforms: Tensor  # [B, C] by sibling rank
+    tokens: Tensor  # [B, N+1] the slots' tokens
+    uniforms: Tensor  # [B, C] random numbers by sibling rank
     omega: Tensor  # [B] relaxation budgets
 
 
@@ -146,15 +148,18 @@ class Acceptor:
         """The number of accepted drafts [B] of a chain, and the residual [B, V] that the next token
         is sampled from; it need not be normalised.
 
-        probs [B, N+1, V]: the target's after each slot. The acceptance tests are flattened to B * N
-        rows.
+        Args:
+            tree: the chain. Its acceptance tests are flattened to B * N rows.
+            probs: [B, N+1, V] the target's probs after each slot.
+            batch: the images, whose random numbers are used.
         """
         levels = tree.shape.max_depth
-        # how many drafts may be accepted
+        # the number of drafts that may be accepted
         limit = tree.num_nodes.minimum((batch.image_len - 1) - batch.emitted).clamp_(min=0)
         x = tree.tokens.flatten()
         omega = self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
-        r, p = probs[:, :-1].flatten(0, 1), None if tree.probs is None else tree.probs.flatten(0, 1)
+        r = probs[:, :-1].flatten(0, 1)
+        p = None if tree.probs is None else tree.probs.flatten(0, 1)
         mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
         ratios = self.rule.ratio(mass, omega).view_as(tree.tokens)
         lengths = None
@@ -166,13 +171,13 @@ class Acceptor:
             # tests there
             uniforms = batch.rng.uniforms(batch.token_positions[:, :1], 1)[..., 0]
             num_accepted = (uniforms < lengths.at_least).sum(1)
-            # NaN if a test is
+            # adds 0, or NaN if a test is NaN
             residual = gather_rows(probs, num_accepted).add(lengths.at_least[:, -1:], alpha=0)
         else:
             uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], 1)[..., 0]
             num_accepted = (uniforms < ratios).cumprod(1).sum(1).minimum(limit)
             residual = gather_rows(probs, num_accepted)
-        # each row's last test, in the flattened tests
+        # the place of each row's last test among the flattened tests
         last = num_accepted.clamp(max=levels - 1) + row_starts(len(limit), levels, limit.device)
         rejected = num_accepted < limit
         if all_done(rejected):
@@ -180,7 +185,8 @@ class Acceptor:
         mass = NeighbourhoodMass._make(
             part if part is None else part.index_select(0, last) for part in mass
         )
-        p = None if p is None else p.index_select(0, last)
+        if p is not None:
+            p = p.index_select(0, last)
         x = x.index_select(0, last)
         omega = omega.index_select(0, last)
         weighted = residual
@@ -192,11 +198,14 @@ class Acceptor:
     def _accept_tree(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """Go from the root to the last accepted node, and sample the token after it."""
         tests = self._tests(tree, batch)
-        fused = self._fused[tree.probs is not None] if is_available(logits.device.type) else None
-        if self.sampling.top_p < 1 and logits.numel() > _MAX_SORTED:
-            fused = None
-        accept = self._accept if fused is None else partial(self._accept_at_once, fused)
-        slots, num_accepted, residual = accept(tree, tests, logits)
+        fused = None
+        is_sorted_by_level = self.sampling.top_p < 1 and logits.numel() > _MAX_SORTED
+        if is_available(logits.device.type) and not is_sorted_by_level:
+            fused = self._fused[tree.probs is not None]
+        if fused is None:
+            slots, num_accepted, residual = self._accept(tree, tests, logits)
+        else:
+            slots, num_accepted, residual = self._accept_at_once(fused, tree, tests, logits)
         last = self.sample(residual, batch.rng, batch.emitted + num_accepted)[:, None]
         drafts = tests.tokens.gather(1, slots[:, 1:])
         tokens = torch.cat([drafts, last], dim=1).scatter_(1, num_accepted[:, None], last)
@@ -205,9 +214,9 @@ class Acceptor:
     def _tests(self, tree: DraftTree, batch: Batch) -> _Tests:
         levels = tree.shape.max_depth
         uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], tree.shape.width)
-        # by slot; the root's own entry stands for "no child" and is never eligible
         eligible = tree.exists & (tree.shape.depth < batch.remaining[:, None])
         return _Tests(
+            # the root's own entry stands for "no child" and is never eligible
             torch.cat([self._never.expand(len(eligible), 1), eligible], dim=1),
             with_root(tree.tokens),
             uniforms,
@@ -218,9 +227,9 @@ class Acceptor:
         self, rule: FusedRule, tree: DraftTree, tests: _Tests, logits: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """`_accept` as one kernel. The residual is not normalised."""
-        proposals = (
-            [] if tree.probs is None or tree.probs_index is None else [tree.probs, tree.probs_index]
-        )
+        proposals: list[Tensor] = []
+        if tree.probs is not None and tree.probs_index is not None:
+            proposals = [tree.probs, tree.probs_index]
         nodes = [tree.shape.children, tests.tokens, tests.eligible]
         result: tuple[Tensor, Tensor, Tensor] = accept_tree(
             to_probs(logits, self.sampling),
@@ -371,9 +380,9 @@ def _trace_path(tree: DraftTree, last_slots: Tensor, depth: Tensor) -> tuple[Ten
     path = torch.where(
         steps <= depth[:, None], on_path.to(torch.int8).argmax(-1), last_slots[:, None]
     )
-    drafts = (
-        tree.tokens.gather(1, (path[:, 1:] - 1).clamp(min=0)) if tree.shape.nodes else path[:, 1:]
-    )
+    drafts = path[:, 1:]
+    if tree.shape.nodes:
+        drafts = tree.tokens.gather(1, (drafts - 1).clamp(min=0))
     return path, pad(drafts, (0, 1))
 
 

@@ -16,8 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# entries of a distribution that are read at once; one row must keep a multiprocessor busy
-BLOCK, NUM_WARPS = 4096, 16
+# Entries of a distribution that are read at once, by so many warps: one row must keep a
+# multiprocessor busy.
+BLOCK = 4096
+NUM_WARPS = 16
 CHUNK = 128  # neighbours that are read at once
 
 
@@ -31,7 +33,8 @@ def _log1p(x):
 @triton.jit
 def _jensen_shannon(moved, own):
     """The distance of `search_spaces.neighbourhoods`, before it is made monotone."""
-    tiny, half = 7.52316384526264e-37, moved / 2  # 2^-120
+    tiny = 7.52316384526264e-37  # 2^-120
+    half = moved / 2
     outward = own * _log1p(half / tl.maximum(own, tiny))
     inward = (own + moved) * _log1p(half / tl.maximum(own + half, tiny))
     return (moved * 0.6931471805599453 - outward + inward) / 2
@@ -63,11 +66,12 @@ def _reject(
     source, proposal, result, remaining, scale, cap, x, drawn, at_x, vocabulary,
     SAMPLED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Store what is left after a rejection, and return its sum.
+    """Store what is left after the rejection of x in `result`, and return its sum.
 
-    Sampled children: [source - min(scale * proposal, cap * source)]_+; `remaining` becomes the
-    proposal without x. drawn: the proposal at x. Both may be one buffer, from which an earlier call
-    has taken x. Chosen ones: source, with `at_x` at x.
+    For sampled children it is [source - min(scale * proposal, cap * source)]_+, and `remaining`
+    becomes the proposal without x. `proposal` and `remaining` may be one buffer, from which an
+    earlier call has taken x, so the proposal at x is given as `drawn`. For chosen children it is
+    the source, with `at_x` at x.
     """
     total = 0.0
     for start in range(0, vocabulary, BLOCK):
@@ -94,8 +98,8 @@ def _count(
 ):  # fmt: skip
     """The mass that counts for x, and how many of its neighbours, the nearest ones, are admitted.
 
-    KIND: 0 no neighbours, 1 additive by tvd, 2 additive by jsd, 3 multiplicative. All of them admit
-    neighbours as long as a sum of masses is below a bound.
+    KIND is 0 for no neighbours, 1 for additive by tvd, 2 for additive by jsd, 3 for multiplicative.
+    All of them admit neighbours as long as a sum of masses is below a bound.
     """
     counted, admitted = own, x.to(tl.int32) * 0
     if KIND > 0:
@@ -141,7 +145,7 @@ def _reject_child(
     PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Store the residual after the rejection of x in `other`, and return its mass; `source` has the
-    one before it.
+    residual before it.
     """
     if PAPER:
         _copy(source, other, vocabulary, BLOCK)
@@ -149,64 +153,20 @@ def _reject_child(
         tl.store(other + x, at_x)
         tl.debug_barrier()
         left = _reject(
-            other,
-            proposal,
-            other,
-            remaining,
-            scale,
-            3e38,
-            x,
-            drawn,
-            0.0,
-            vocabulary,
-            SAMPLED,
-            BLOCK,
-        )
+            other, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK,
+        )  # fmt: skip
         if left <= 0:  # all mass was the neighbours': the exact rule's residual
             left = _reject(
-                source,
-                proposal,
-                other,
-                remaining,
-                scale,
-                3e38,
-                x,
-                drawn,
-                0.0,
-                vocabulary,
-                SAMPLED,
-                BLOCK,
-            )
+                source, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK,
+            )  # fmt: skip
     elif EXACT_RESIDUAL:
         left = _reject(
-            source,
-            proposal,
-            other,
-            remaining,
-            scale,
-            3e38,
-            x,
-            drawn,
-            0.0,
-            vocabulary,
-            SAMPLED,
-            BLOCK,
-        )
+            source, proposal, other, remaining, scale, 3e38, x, drawn, 0.0, vocabulary, SAMPLED, BLOCK,
+        )  # fmt: skip
     else:
         left = _reject(
-            source,
-            proposal,
-            other,
-            remaining,
-            scale,
-            omega,
-            x,
-            drawn,
-            at_x,
-            vocabulary,
-            SAMPLED,
-            BLOCK,
-        )
+            source, proposal, other, remaining, scale, omega, x, drawn, at_x, vocabulary, SAMPLED, BLOCK,
+        )  # fmt: skip
     return left
 
 
@@ -217,13 +177,15 @@ def _verify_children(
     KIND: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The accepted child of a node (0: none), the residual after the rejections before it, and the
-    side to write next.
+    """The accepted child of a node (0 if there is none), the residual after the rejections before
+    it, and which half of `residuals` to write next.
 
-    source, proposal: the target's and the drafter's probs after the node.
+    `source` has the target's probs after the node, and `proposal` the drafter's.
     """
-    # of the residual and the proposal, and when summed last
-    mass, summed, share, share_summed = 1.0, 0.0, 1.0, 1.0
+    # the sums of the residual and of the proposal, and what they were when their entries were last
+    # added up
+    mass, summed = 1.0, 0.0
+    share, share_summed = 1.0, 1.0
     accepted, rank, testing = side * 0, side * 0, width > 0
     while testing:
         child = tl.load(children + rank).to(tl.int32)
@@ -238,7 +200,7 @@ def _verify_children(
             counted, admitted = _count(
                 source, x, own, mass, neighbours, k, bound, table_width, KIND, CHUNK
             )
-            # may exceed 1; never accepts if it is not a number
+            # f may exceed 1; if it is not a number, the child is not accepted
             f = tl.where(p_x > 0, omega * counted / p_x, 0.0)
             if tl.load(uniforms + rank) < f:
                 accepted = child
@@ -250,7 +212,7 @@ def _verify_children(
                 elif not EXACT_RESIDUAL:
                     at_x = tl.maximum(own - tl.minimum(f, 1.0), 0.0) * mass
                     taken -= at_x
-                # it is in a buffer, and accurate
+                # the residual is in a buffer, and accurate
                 if (not SAMPLED) and (mass - taken > summed / 8) & (summed > 0):
                     if PAPER:
                         _clear_neighbours(source, x, neighbours, table_width, admitted, CHUNK)
@@ -260,25 +222,9 @@ def _verify_children(
                 else:
                     other = residuals + side * vocabulary
                     left = _reject_child(
-                        source,
-                        other,
-                        proposal,
-                        remaining,
-                        neighbours,
-                        table_width,
-                        admitted,
-                        x,
-                        drawn,
-                        at_x,
-                        omega,
-                        mass / share,
-                        vocabulary,
-                        PAPER,
-                        EXACT_RESIDUAL,
-                        SAMPLED,
-                        BLOCK,
-                        CHUNK,
-                    )
+                        source, other, proposal, remaining, neighbours, table_width, admitted, x, drawn, at_x, omega,
+                        mass / share, vocabulary, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
+                    )  # fmt: skip
                     if left > 0:  # otherwise the residual stays as it is
                         mass, summed, source, side = left, left, other, 1 - side
                 if SAMPLED:
@@ -300,7 +246,8 @@ def _repeat_last(path, node, depth, levels):
             tl.store(path + level + 1, node.to(tl.int64))
 
 
-# what may be 1 or divisible by 16 in one setting and not in another would compile the kernel anew
+# Triton would compile the kernel anew where one of these is 1, or divisible by 16, in one setting
+# and not in another.
 @triton.jit(
     do_not_specialize=[
         "k", "slots", "width", "ranks", "levels", "table_width", "proposal_count", "children_stride", "node_stride",
@@ -315,24 +262,21 @@ def accept_path(
     KIND: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """See `kernels.accept_tree`. residuals [B, 2, V]: written in turn. ranks: of the uniforms."""
+    """See `kernels.accept_tree`. The two halves of `residuals` [B, 2, V] are written in turn;
+    `uniforms` has `ranks` numbers for each level.
+    """
     row = tl.program_id(0).to(tl.int64)
-    probs, residuals = probs + row * slots * vocabulary, residuals + row * 2 * vocabulary
-    remaining, proposals = (
-        remaining + row * vocabulary,
-        proposals + row * proposal_count * vocabulary,
-    )
+    probs = probs + row * slots * vocabulary
+    residuals = residuals + row * 2 * vocabulary
+    remaining = remaining + row * vocabulary
+    proposals = proposals + row * proposal_count * vocabulary
     proposal_rows = proposal_rows + row * rows_stride
-    tokens, eligible, children = (
-        tokens + row * slots,
-        eligible + row * slots,
-        children + row * children_stride,
-    )
-    uniforms, omegas, path = (
-        uniforms + row * levels * ranks,
-        omegas + row * (levels + 1),
-        path + row * (levels + 1),
-    )
+    tokens = tokens + row * slots
+    eligible = eligible + row * slots
+    children = children + row * children_stride
+    uniforms = uniforms + row * levels * ranks
+    omegas = omegas + row * (levels + 1)
+    path = path + row * (levels + 1)
     node, depth, side = tl.program_id(0) * 0, tl.program_id(0) * 0, tl.program_id(0) * 0
     source, accepting = probs, depth == 0
     tl.store(path, 0)
@@ -344,29 +288,10 @@ def accept_path(
         accepted = node * 0
         if depth < levels:
             accepted, source, side = _verify_children(
-                source,
-                proposal,
-                children + node * node_stride,
-                tokens,
-                eligible,
-                uniforms + depth * ranks,
-                tl.load(omegas + depth + 1),
-                neighbours,
-                residuals,
-                side,
-                remaining,
-                k,
-                bound,
-                width,
-                vocabulary,
-                table_width,
-                KIND,
-                PAPER,
-                EXACT_RESIDUAL,
-                SAMPLED,
-                BLOCK,
-                CHUNK,
-            )
+                source, proposal, children + node * node_stride, tokens, eligible, uniforms + depth * ranks,
+                tl.load(omegas + depth + 1), neighbours, residuals, side, remaining,
+                k, bound, width, vocabulary, table_width, KIND, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
+            )  # fmt: skip
         accepting = accepted > 0
         if accepting:
             node, depth = accepted, depth + 1

@@ -21,43 +21,42 @@ from search_spaces.acceptance import AcceptanceRule
 from workers.decoding.operators import cpu_operator
 
 _KINDS = ("none", "tvd", "jsd", "multiplicative")  # in the kernel's order
-_GOLDEN, _MIX_1, _MIX_2 = (
-    np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 _Unsigned = np.ndarray[Any, np.dtype[np.uint64]]
-_MAX_ROW = (1 << 31) - (1 << 16)  # numbers; the last block reaches beyond
+_MAX_ROW = (1 << 31) - (1 << 16)  # most numbers of a row; its last block reaches beyond them
 _CHUNK = 1 << 14  # numbers that NumPy mixes at once: they and a copy fit a core's cache
 
 
 @dataclass(frozen=True, slots=True)
 class FusedRule:
-    """An acceptance rule as the kernel takes it. kind: of neighbourhood. bound: of the neighbours'
-    mass.
+    """An acceptance rule as the kernel takes it."""
 
-    has_paper_residual: a rejection takes the neighbours' mass away. has_exact_residual: it leaves
-    what the exact rule leaves.
-    """
-
-    kind: int
-    k: int
-    bound: float
-    has_paper_residual: bool
-    has_exact_residual: bool
+    kind: int  # the neighbourhood's index in `_KINDS`
+    k: int  # the neighbourhood's size, the token itself included
+    bound: float  # the neighbours' mass stays below it
+    has_paper_residual: bool  # whether a rejection takes the neighbours' mass away
+    has_exact_residual: bool  # whether a rejection leaves what the exact rule leaves
 
     @classmethod
     def of(cls, rule: AcceptanceRule, *, sampled: bool) -> FusedRule | None:
-        """None: the kernel does not know the rule. sampled: children are sampled, not chosen."""
-        neighbourhood, paper = rule.neighbourhood, rule.resampling == "paper"
+        """The rule for trees whose children are `sampled` and not chosen, or for the others; None
+        if the kernel does not know it.
+        """
+        neighbourhood = rule.neighbourhood
+        paper = rule.resampling == "paper"
         exact_residual = rule.schedule.at_least_one
         if neighbourhood.exact:
-            none = _KINDS.index("none")
-            return (
-                cls(none, 1, 0.0, False, exact_residual) if neighbourhood.never_stricter else None
-            )
+            if not neighbourhood.never_stricter:
+                return None
+            return cls(_KINDS.index("none"), 1, 0.0, False, exact_residual)
         if sampled and not (paper or exact_residual):
             return None  # the residual would need the mass of every token
-        fused = neighbourhood.fused if "fused" in vars(type(neighbourhood)) else None
-        return fused and cls(_KINDS.index(fused.test), fused.k, fused.bound, paper, exact_residual)
+        if "fused" not in vars(type(neighbourhood)) or neighbourhood.fused is None:
+            return None
+        fused = neighbourhood.fused
+        return cls(_KINDS.index(fused.test), fused.k, fused.bound, paper, exact_residual)
 
 
 @cache
@@ -80,13 +79,15 @@ def is_available(device_type: str) -> bool:
 
 def implementation(device_type: str) -> str:
     """What accepts drafts and makes random bits there: "triton", or "torch" for the plain code."""
-    return "triton" if is_available(device_type) else "torch"
+    if is_available(device_type):
+        return "triton"
+    return "torch"
 
 
 @torch.library.custom_op("specfrontier::random_bits", mutates_args=())
 def random_bits(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) -> Tensor:
-    """See `rng.bits`. The arguments broadcast to at most three dimensions, the last two of fewer
-    than 2^31 numbers.
+    """See `rng.bits`. The arguments broadcast to at most three dimensions, of which the last two
+    have fewer than 2^31 numbers.
     """
     import triton  # type: ignore[import-untyped]
 
@@ -155,60 +156,42 @@ def accept_tree(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The path [B, L + 1], its length [B] and the residual [B, V], which is not normalised.
 
-    probs [B, S, V]: the target's after every slot. tree: children [B|1, S, C], tokens [B, S],
-    eligible [B, S]. tests: uniforms [B, L, C], omegas [B, L + 1]. proposals: [B, M, V] and the row
-    of each slot's children [B|1, S]; empty for chosen children. neighbours [V, >= k] int32 or
-    int64. The rest: see `FusedRule`.
+    Args:
+        probs: [B, S, V] the target's probs after every slot.
+        tree: children [B|1, S, C], tokens [B, S] and eligible [B, S] (see `Acceptor`).
+        tests: the uniform numbers [B, L, C] and the relaxation budgets [B, L + 1].
+        proposals: the drafter's probs [B, M, V], and the row that each slot's children were
+            sampled from [B|1, S]; empty for chosen children.
+        neighbours: [V, >= k] int32 or int64, or None.
+        kind, k, bound, paper, exact_residual: the fields of `FusedRule`.
     """
     from workers.decoding import accept_kernel
 
-    (batch, slots, vocabulary), (children, tokens, eligible), (uniforms, omegas) = (
-        probs.shape,
-        tree,
-        tests,
-    )
+    batch, slots, vocabulary = probs.shape
+    children, tokens, eligible = tree
+    uniforms, omegas = tests
     path, num_accepted, residual = _outputs(probs, uniforms)
     residuals = probs.new_empty(batch, 2, vocabulary)
     inputs = [probs, *proposals, tokens, eligible, omegas]
     assert all(tensor.is_contiguous() for tensor in inputs), "the kernel computes addresses itself"
-    source, rows = proposals if proposals else (probs, children)
-    remaining = probs.new_empty(batch, vocabulary) if proposals else probs
+    # without proposals these are never read
+    source, rows, remaining = probs, children, probs
+    if proposals:
+        source, rows = proposals
+        remaining = probs.new_empty(batch, vocabulary)
     with torch.cuda.device_of(probs):  # type: ignore[no-untyped-call]
         accept_kernel.accept_path[(batch,)](
-            probs,
-            source,
-            rows,
-            children,
-            tokens,
-            eligible.view(torch.uint8),
-            uniforms,
-            omegas,
+            probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
             children if neighbours is None else neighbours,
-            residuals,
-            remaining,
-            residual,
-            path,
-            num_accepted,
-            k,
-            bound,
-            slots,
-            children.shape[2],
-            uniforms.stride(1),
-            uniforms.shape[1],
-            vocabulary,
-            0 if neighbours is None else neighbours.stride(0),
-            source.shape[1],
-            children.stride(0) if children.shape[0] > 1 else 0,
-            children.stride(1),
+            residuals, remaining, residual, path, num_accepted,
+            k, bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
+            0 if neighbours is None else neighbours.stride(0), source.shape[1],
+            children.stride(0) if children.shape[0] > 1 else 0, children.stride(1),
             slots if rows.shape[0] > 1 else 0,
-            KIND=kind,
-            PAPER=paper,
-            EXACT_RESIDUAL=exact_residual,
-            SAMPLED=bool(proposals),
-            BLOCK=accept_kernel.BLOCK,
-            CHUNK=accept_kernel.CHUNK,
+            KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact_residual, SAMPLED=bool(proposals),
+            BLOCK=accept_kernel.BLOCK, CHUNK=accept_kernel.CHUNK,
             num_warps=accept_kernel.NUM_WARPS,
-        )
+        )  # fmt: skip
     return path, num_accepted, residual
 
 
@@ -220,7 +203,7 @@ def _(
 
 
 def _outputs(probs: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Path, number of accepted drafts, and the residual."""
+    """Empty tensors for the path, the number of accepted drafts and the residual."""
     batch, _, vocabulary = probs.shape
     path = torch.empty(batch, uniforms.shape[1] + 1, dtype=torch.int64, device=probs.device)
     return path, path.new_empty(batch), probs.new_empty(batch, vocabulary)
