@@ -61,9 +61,10 @@ def max_on_host(depth: Tensor, bound: int) -> int:
     """The largest of depths [B] if the host can read it without waiting for the device, else
     `bound`.
     """
-    if depth.is_cpu:
-        return max(depth.tolist())
-    return bound
+    if not depth.is_cpu:
+        return bound
+    deepest: int = max(depth.tolist())
+    return deepest
 
 
 # How many entries top-p may sort at once; more of them would need gigabytes of temporaries.

@@ -33,14 +33,15 @@ class SizeMap:
     """The sizes of adjacency trees: the depth, width and alpha of the pass that emitted a token,
     for all of B images. This includes the bonus token, which a pass emits after the accepted
     drafts. alpha = accepted drafts (or emitted tokens) divided by the levels of the tree.
-
-    max_width: the largest width of the shallowest trees, which may leave the policy's range.
     """
 
-    # [B, 1 + image_len, 3] depth, width, alpha; entry 0 stands for what is outside the image
+    # [B, 1 + image_len, 3] depth, width, alpha. Entry 0 stands for what is outside the image.
     history: Tensor
 
     def __init__(self, policy: Adjacency, cols: int, max_width: int) -> None:
+        """A map for images of `cols` columns. `max_width` bounds the shallowest trees, whose width
+        may leave the policy's range.
+        """
         self.policy = policy
         self._cols = cols
         self._max_width = max_width
@@ -60,7 +61,7 @@ class SizeMap:
         else:
             self._sources = self._source_entries(torch.arange(image_len + 1, device=device))
         ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=device)
-        # [2] depth, width
+        # [2] for depth and width
         self._range_min = ranges[:, 0]
         self._range_size = ranges[:, 1] - ranges[:, 0] + 1
         self._shape_slots = torch.arange(2, device=device)
@@ -157,10 +158,11 @@ class SizeMap:
                 is_before = (rows > 0 or right < 0) and (rows, right) != (0, -1)
                 if is_before and math.hypot(rows, right) <= self.policy.radius:
                     near.append((rows, right))
-        above, beside = torch.tensor(near, device=device).unbind(1)
-        column = torch.arange(cols, device=device)[:, None] + beside
-        inside = (column >= 0) & (column < cols)
-        return above * cols - beside - 1, inside * (self.policy.radius - above + 1)
+        rows_above, cols_right = torch.tensor(near, device=device).unbind(1)
+        column = torch.arange(cols, device=device)[:, None] + cols_right
+        is_inside = (column >= 0) & (column < cols)
+        distances = rows_above * cols - cols_right - 1
+        return distances, is_inside * (self.policy.radius - rows_above + 1)
 
     def adapt(self, size: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """One step of the policy from depth and width [B, 2]: depth and width [B] (int64), clamped
@@ -169,7 +171,8 @@ class SizeMap:
         policy = self.policy
         direction = torch.where(alpha < 0, 0.0, torch.where(alpha >= policy.beta, 1.0, -1.0))
         depth, width = torch.addcmul(size, direction[:, None], self._steps).long().unbind(1)
-        depth, (least, most) = depth.clamp(*policy.depth_range), policy.width_range
+        depth = depth.clamp(*policy.depth_range)
+        least, most = policy.width_range
         in_range = width.clamp(min(least, self._max_width), min(most, self._max_width))
         return depth, torch.where(
             depth > policy.depth_range[0], in_range, width.clamp(1, self._max_width)
@@ -179,7 +182,9 @@ class SizeMap:
         """Record a pass after `emitted` tokens [B]: it accepted `num_accepted` drafts [B] of trees
         of this depth and width [B].
         """
-        used = num_accepted + 1 if self.policy.numerator == "tokens" else num_accepted
+        used = num_accepted
+        if self.policy.numerator == "tokens":
+            used = num_accepted + 1
         entry = torch.stack([depth, width, used / depth], dim=1)[:, None]
         emitted_now = (self._token >= emitted[:, None]) & (
             self._token <= (emitted + num_accepted)[:, None]
@@ -243,7 +248,8 @@ class AdjacencyTree(DynamicTree):
         (depth, width), self._bounds = self._bounds, None
         if batch.static:
             depth = self.max_levels
-            width = self._usual_width if width <= self._usual_width else self.width
+            is_usual = width <= self._usual_width
+            width = self._usual_width if is_usual else self.width
         self._depth = depth
         self._width = width
         return depth, width

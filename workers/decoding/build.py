@@ -22,7 +22,10 @@ from workers.models.target import Target
 
 def drafter_class(choice: DrafterChoice | type[DrafterChoice]) -> type[Drafter] | None:
     """The class whose weights a drafter needs; None for drafters without weights."""
-    return load_object(choice.implementation) if choice.has_weights else None
+    if not choice.has_weights:
+        return None
+    implementation: type[Drafter] = load_object(choice.implementation)
+    return implementation
 
 
 def kinds_with_weights() -> PluginNames:
@@ -70,10 +73,11 @@ def resolve_for_target(
     needs_weights = config.drafter.has_weights
     kind = config.drafter.kind
     if needs_weights != (drafter is not None):
-        need = f"the {kind} drafter's weights" if needs_weights else "no drafter"
-        raise ValueError(
-            f"drafter: this config needs {need}, but {'one was' if drafter else 'none was'} given"
-        )
+        if needs_weights:
+            problem = f"needs the {kind} drafter's weights, but none was given"
+        else:
+            problem = "needs no drafter, but one was given"
+        raise ValueError(f"drafter: this config {problem}")
     if drafter is not None and drafter.kind != kind:
         raise ValueError(
             f"drafter: this config needs the {kind} drafter's weights, but {drafter.kind}'s were "
@@ -93,29 +97,32 @@ def build_drafting(
     """The drafting of a resolved config: the drafter's own if it needs no weights, else the tree
     policy's; inside of another one if some drafts are not verified.
     """
-    choice = config.drafter if config.drafter.implementation and drafter is None else config.policy
-    drafting: Drafting[Any] = load_object(choice.implementation)(config, target, drafter)
+    implementation = config.policy.implementation
+    if drafter is None and config.drafter.implementation:
+        implementation = config.drafter.implementation
+    drafting: Drafting[Any] = load_object(implementation)(config, target, drafter)
     around = config.acceptance.verification.implementation
-    return load_object(around)(config, target, drafting) if around else drafting
+    if around:
+        drafting = load_object(around)(config, target, drafting)
+    return drafting
 
 
 def build_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     """What the acceptance rule looks up: the neighbour table, or the codebook itself for groups."""
-    key = config.acceptance.neighbourhood.table_key
-    neighbours = neighbour_table(target.codebook, *key) if key else None
-    codebook = target.codebook if config.acceptance.neighbourhood.reads_codebook else None
-    tables = NeighbourTables(neighbours=neighbours, codebook=codebook)
-    if (
-        is_external(type(config.acceptance.neighbourhood).__module__)
-        and not target.codebook.is_meta
-    ):
-        check_masses(config.acceptance.neighbourhood, tables, target.codebook)
+    neighbourhood = config.acceptance.neighbourhood
+    key = neighbourhood.table_key
+    tables = NeighbourTables(
+        neighbours=neighbour_table(target.codebook, *key) if key else None,
+        codebook=target.codebook if neighbourhood.reads_codebook else None,
+    )
+    if is_external(type(neighbourhood).__module__) and not target.codebook.is_meta:
+        check_masses(neighbourhood, tables, target.codebook)
     return tables
 
 
 def check_masses(neighbourhood: Neighbourhood, tables: NeighbourTables, codebook: Tensor) -> None:
-    """Compare a plugin's masses with what its class says of them, on random probs: they decide what
-    is lossless.
+    """Compare a plugin's masses with what its class says of them, on random probs. What it says
+    decides which configs are lossless.
 
     Raises:
         ConfigError: they contradict it; the file and the class are named.

@@ -13,14 +13,17 @@ from torch import Tensor
 _Key = ParamSpec("_Key")
 _Made = TypeVar("_Made")
 
-Constants: TypeAlias = dict[tuple[Any, ...], Any]  # by function and arguments
-# The constants of each `kept_in` that is being carried out. Torch's compiler can trace a list.
+Constants: TypeAlias = dict[tuple[Any, ...], Any]  # what each function made of its arguments
+# The constants of every `kept_in` whose block is running, the innermost last. Torch's compiler can
+# trace a list.
 _owners: list[Constants] = []
 
 
 @contextmanager
 def kept_in(constants: Constants) -> Iterator[None]:
-    """Within it, constants are looked up and kept here. Elsewhere each call makes its own."""
+    """In its block, constants are looked up and kept in `constants`. Elsewhere each call makes its
+    own.
+    """
     _owners.append(constants)
     try:
         yield
@@ -52,5 +55,5 @@ def arange(start: int, stop: int, step: int, device: torch.device) -> Tensor:
 
 @constant
 def identity(size: int, device: torch.device) -> Tensor:
-    """[size, size] True on the diagonal."""
+    """A matrix [size, size] that is True on the diagonal."""
     return torch.eye(size, dtype=torch.bool, device=device)

@@ -26,16 +26,16 @@ class Drafter(nn.Module, ABC):
     The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then
     per pass `root_logits` once, `expand` once per further level, and after verification `commit`.
     Each engine has a shallow copy of the loaded drafter: the weights are shared, and what it
-    assigns from `prepare` on is of one batch.
-
-    capturable: what a class computes, and its shapes, depend on nothing but the arguments' shapes,
-    so that a CUDA graph can repeat a pass. Not inherited: each class says it for itself.
+    assigns from `prepare` on belongs to one batch.
     """
 
     kind: ClassVar[str]  # its name in configs
-    max_levels: int | None = None  # None: any depth
-    # layers of the target whose inputs, un-normed, it reads in place of the features
+    max_levels: int | None = None  # most levels that it can draft; None for any number
+    # The layers of the target whose inputs, before their norms, it reads in place of the features.
     taps: tuple[int, ...] = ()
+    # Whether a CUDA graph can repeat a pass: which kernels a class launches, and the shapes of its
+    # tensors, depend on nothing but the arguments' shapes. Each class says it for itself; it is not
+    # inherited.
     capturable: ClassVar[bool] = False
 
     @classmethod
@@ -53,12 +53,12 @@ class Drafter(nn.Module, ABC):
     @classmethod
     def usual(cls, target: Target, levels: int) -> tuple[Drafter, str] | None:
         """For plans: a drafter of the usual size for `target`, on the meta device, that drafts so
-        many levels, and the sentence that describes the assumption. None: there is no usual size.
+        many levels, and the sentence that describes the assumption. None if there is no usual size.
         """
         return None
 
     def check_size(self, name: str, size: int, target_size: int) -> None:
-        """ValueError unless a size of the drafter equals the target's."""
+        """Raises ValueError unless a size of the drafter equals the target's."""
         if size != target_size:
             raise ValueError(
                 f"{self.kind} drafter: its {name} is {size}, the target's {target_size}; it was "
@@ -82,9 +82,15 @@ class Drafter(nn.Module, ABC):
         features: Tensor,
         first_tokens: Tensor,
     ) -> None:
-        """New captions at batch indices [n]: the target's prompt, the captions' texts, the target's
-        features [n * streams, P, D] of the prompt, the first tokens [n]. A drafter with `taps` gets
-        those layers' inputs, side by side, as the features: [n * streams, P, taps * D].
+        """Put new captions at indices of the batch.
+
+        Args:
+            indices: [n] where the captions are put.
+            prompt: the target's prompt.
+            captions: their texts.
+            features: [n * streams, P, D] the target's features of the prompt. A drafter with `taps`
+                gets those layers' inputs instead, side by side: [n * streams, P, taps * D].
+            first_tokens: [n] the first tokens.
         """
 
     @abstractmethod
@@ -95,14 +101,17 @@ class Drafter(nn.Module, ABC):
     def expand(self, batch: Batch, tokens: Tensor, parents: Tensor | None) -> Tensor:
         """Logits [B, F, V] of the tokens after F nodes of the next level.
 
-        tokens [B, F]; parents [B|1, F]: each node's parent among the nodes of the previous call
-        (None: that call had only one node; before the first call it is the root).
+        Args:
+            batch: the images.
+            tokens: [B, F] the nodes' tokens.
+            parents: [B|1, F] each node's parent among the nodes of the previous call; None if that
+                call had only one node. Before the first call, the parent is the root.
         """
 
     @abstractmethod
     def commit(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        """The emitted tokens: tokens [B, W], the target's features [R, W, D] of the tokens before
-        them, counts [B] <= W.
+        """Take the first counts[b] of the tokens [B, W], which the pass has emitted, with the
+        target's features [R, W, D] of the tokens before them.
         """
 
 
@@ -127,7 +136,7 @@ class CachedDrafter(Drafter):
             )
         self.decoder = decoder
         self.base = base
-        # in a tuple, so that the target's modules are not registered as the drafter's
+        # a tuple keeps the target's modules from being registered as the drafter's
         self._target = (target,)
 
     @property
@@ -168,13 +177,13 @@ class CachedDrafter(Drafter):
         device = self.cache.storage.device
         self.attention_mask = AttentionMask(self.cache.rows, columns, dtype=dtype, device=device)
         order = torch.arange(max(levels, expanded) + 1, device=device)
-        # columns of the tokens to feed, from the first one's index in the image on, and of the last
-        # one and the drafted nodes, from the root's position on
+        # the columns of the fed tokens are the first one's index in the image plus these, and those
+        # of the root and the drafted nodes are the root's position plus the others
         self._token_columns = order + self.base
         self._node_columns = order[: expanded + 1] + (self.base - self.target.prompt_len)
         self._streams = batch.streams
-        # the tokens to feed next, the features before them, their counts, and how many tokens the
-        # cache holds
+        # what is fed next: tokens, the features before them and their counts; and how many tokens
+        # the cache holds
         feed_width = levels + 1 if batch.static else 1
         width = self.target.transformer.config.dim
         self._tokens = torch.zeros(batch.size, feed_width, dtype=torch.int64, device=device)
@@ -258,9 +267,9 @@ class CachedDrafter(Drafter):
         return self.logits(batch, self._outputs)
 
     def look_ahead(self, batch: Batch, tokens: Tensor, features: Tensor, counts: Tensor) -> None:
-        """Draft next behind tokens that no pass has verified: the first counts[b] of tokens [B, W],
-        with features [R, W, D] in place of the target's. Where the count is 0, the tokens of this
-        pass are fed again. `commit` replaces all of it.
+        """Let the next tree follow tokens that no pass has verified: the first counts[b] of tokens
+        [B, W], with features [R, W, D] in place of the target's. Where the count is 0, the tokens
+        of this pass are fed again. `commit` replaces all of it.
         """
         is_fed = counts > 0
         width = max(tokens.shape[1], self._tokens.shape[1])
@@ -280,8 +289,8 @@ class CachedDrafter(Drafter):
         self._cached = batch.emitted
 
     def _of_parents(self, x: Tensor, parents: Tensor | None, nodes: int) -> Tensor:
-        """The entries [R, nodes, n] of x [R, F, n] at the nodes' parents [B|1, nodes] (None: x has
-        one entry).
+        """The entries [R, nodes, n] of x [R, F, n] at the nodes' parents [B|1, nodes]; with
+        `parents` None, x has one entry, which is every node's.
         """
         if parents is None:
             return x.expand(-1, nodes, -1)
@@ -294,7 +303,7 @@ class CachedDrafter(Drafter):
         return repeat_streams(x, self._streams)
 
     def _span(self, batch: Batch, width: int) -> int:
-        """Number of columns that any row may use: the longest row's tokens (known on the host) and
-        `width` more.
+        """How many columns any row may use: those of the longest row's tokens, whose number the
+        host knows, and `width` more.
         """
         return min(self.cache.columns, self.base + batch.max_emitted + width)

@@ -1,5 +1,5 @@
-"""Drafting: what makes the draft tree of a pass. Each tree policy, and each drafter without
-weights, implements it.
+"""Drafting: the interface that makes the draft tree of a pass. Each tree policy, and each drafter
+without weights, implements it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
 class Drafting(ABC, Generic[AnyBatch]):
-    """Makes one draft tree a pass. `max_levels` and `max_nodes` bound it, `verified_levels` what of
-    it is verified.
+    """Makes one draft tree a pass.
 
     A tree policy names its subclass by the attribute `implementation`; the engine makes it with the
     config (its sampling resolved), the target and the loaded drafter (None for methods without
     weights). `AnyBatch` is the class of batch that the drafter's declaration names.
     """
 
-    max_levels: int
-    max_nodes: int
+    max_levels: int  # most levels of a tree
+    max_nodes: int  # most nodes of a tree
     capturable: ClassVar[bool] = False  # see `Drafter.capturable`
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
@@ -46,11 +45,12 @@ class Drafting(ABC, Generic[AnyBatch]):
 
     @property
     def verified_levels(self) -> int:
+        """Most levels of a tree that are verified."""
         return self.max_levels
 
     def plan(self, batch: AnyBatch) -> tuple[int, ...]:
-        """Called before `draft`, outside a CUDA graph: what the host decides about it, and all that
-        may change its shapes from pass to pass.
+        """What the host decides about the next `draft`, and all that may change its shapes from
+        pass to pass. It is called before `draft`, outside a CUDA graph.
         """
         return ()
 
@@ -61,7 +61,7 @@ class Drafting(ABC, Generic[AnyBatch]):
     def accept(
         self, acceptor: Acceptor, tree: DraftTree, logits: Tensor, batch: AnyBatch
     ) -> AcceptResult:
-        """Decide a pass; logits [B, N+1, V] are the target's. All drafts are verified here."""
+        """Decide a pass by the target's logits [B, N+1, V]. All drafts are verified here."""
         return acceptor(tree, logits, batch)
 
     def prepare(self, batch: AnyBatch) -> None:
@@ -77,7 +77,7 @@ class Drafting(ABC, Generic[AnyBatch]):
         features: Tensor,
         first_tokens: Tensor,
     ) -> None:
-        """New captions at batch indices [n] (see `Drafter.admit`)."""
+        """Put new captions at batch indices [n] (see `Drafter.admit`)."""
 
     def commit(
         self,
@@ -87,18 +87,18 @@ class Drafting(ABC, Generic[AnyBatch]):
         logits: Tensor,
         features: Tensor,
     ) -> None:
-        """The outcome of the pass, with the target's guided logits [B, N+1, V] and its features [R,
-        W, D] along the accepted path.
+        """Take the outcome of the pass, with the target's guided logits [B, N+1, V] and its
+        features [R, W, D] along the accepted path.
         """
 
     def next_bounds(self, batch: AnyBatch) -> Tensor | None:
-        """Integers [n] that the host must know before the next `plan`; None: nothing. The engine
-        reads them after a pass, with the counts, and gives them to `set_bounds`.
+        """Integers [n] that the host must know before the next `plan`, or None. The engine reads
+        them after a pass, with the counts, and gives them to `set_bounds`.
         """
         return None
 
     def set_bounds(self, bounds: Sequence[int]) -> None:
-        """The values of `next_bounds`."""
+        """Take the values of `next_bounds`."""
 
     def usual_bounds(self, images: int) -> Mapping[tuple[int, ...], float]:
         """For plans: the values of `next_bounds` that change what a pass of so many images costs,

@@ -24,8 +24,8 @@ class _Layout(NamedTuple):
     # further level that is expanded the first candidate's id, `width` times. Ids count the
     # candidates level by level; the root's follows them.
     first_ids: Tensor
-    zeros: Tensor  # [1, 1 + width]
-    level: Tensor  # [depth, 1, 1]
+    zeros: Tensor  # [1, 1 + width] 0
+    level: Tensor  # [depth, 1, 1] the numbers of the levels, from 0
     # [width, width] the larger of a parent's rank in its level and a child's among its siblings.
     rank: Tensor
     levels: Tensor  # [1] the depth
@@ -65,20 +65,21 @@ class DynamicTree(TreeDrafting):
         self.expanded = (levels - 1) * width
 
     def size_limits(self) -> tuple[Tensor | None, Tensor | None, int, int]:
-        """Each row's depth and width limits [B] (None: the policy's), and the largest of each over
-        the rows.
+        """Each row's depth and width limits [B], or None for the policy's, and the largest of each
+        over the rows.
         """
         return None, None, self.max_levels, self.width
 
     def draft(self, batch: Batch) -> DraftTree:
         row_depth, row_width, depth, width = self.size_limits()
         layout = _layout(depth, width, batch.emitted.device)
-        if row_depth is None or row_width is None:
-            limits = None
-        else:
+        limits = None
+        levels = layout.levels.expand(batch.size)
+        if row_depth is not None and row_width is not None:
             limits = _limits(row_depth, row_width, layout)
+            levels = row_depth
         scores, tokens = self.top_children(self.drafter.root_logits(batch)[:, None], width)
-        # log confidence and token of the nodes to expand
+        # log confidences and tokens of the nodes to expand
         scores = scores[:, 0]
         tokens = tokens[:, 0]
         if limits is not None:
@@ -105,7 +106,6 @@ class DynamicTree(TreeDrafting):
                 parents = best // width
                 expanded.append(best)
         expanded_ids = torch.cat(expanded, 1)[:, : len(layout.first_ids)] + layout.first_ids
-        levels = layout.levels.expand(batch.size) if row_depth is None else row_depth
         return self._prune(
             torch.cat(all_tokens, 1), torch.cat(all_scores, 1), expanded_ids, levels, depth, width
         )
@@ -141,11 +141,19 @@ class DynamicTree(TreeDrafting):
         depth: int,
         width: int,
     ) -> DraftTree:
-        """The tree of the candidates (tokens and scores [B, C]) at indices `order` [B, N], with
-        their parents [B, N] (C is the root) and depths [B, N]. levels [B]: drafted for each row, at
-        most `depth`.
+        """The tree of some of the candidates.
+
+        Args:
+            candidates: the tokens and the scores [B, C].
+            order: [B, N] the indices of the tree's nodes among the candidates.
+            parents: [B, N] the indices of the nodes' parents; C is the root.
+            depth_of_node: [B, N] the nodes' levels.
+            levels: [B] how many levels were drafted for each row.
+            depth: the largest of `levels` that is possible.
+            width: the number of siblings.
         """
-        (tokens, scores), (batch, nodes) = candidates, order.shape
+        tokens, scores = candidates
+        batch, nodes = order.shape
         slots = arange(1, nodes + 1, 1, order.device).expand(batch, nodes)
         slot_of_candidate = order.new_zeros(batch, scores.shape[1] + 1).scatter_(1, order, slots)
         kept_scores = scores.gather(1, order)

@@ -35,7 +35,7 @@ from workers.models.attention import aligned
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Target
 
-# What failed in a row, by bit; 1: its prefill.
+# The bits of what failed in a row. 1 is its prefill's.
 _TARGET_NONFINITE = 2
 _DRAFTER_NONFINITE = 4
 PREFILLS = 4  # an accelerator reads the prompts of a batch in so many prefills
@@ -60,13 +60,13 @@ class Engine:
 
     Args:
         target: the model that verifies.
-        config: without sampling parameters, it uses the target's own.
-        drafter: the loaded drafter that the config names (None for vanilla decoding and Jacobi
-            windows).
-        seed: of the images' random numbers, with each caption's id and sample index.
+        config: the method. If it has no sampling parameters, the target's own are used.
+        drafter: the loaded drafter that the config names; None for vanilla decoding and Jacobi
+            windows.
+        seed: keys the images' random numbers, with each caption's id and sample index.
         batch_size: most captions that are decoded together.
-        tables: the lookup tables of the acceptance rule (None: computed here).
-        observer: called in every pass before acceptance, with the batch, the draft tree and the
+        tables: the lookup tables of the acceptance rule; None lets the engine compute them.
+        observer: is called in every pass before acceptance, with the batch, the draft tree and the
             target's guided logits [B, N+1, V]; it must not change them.
 
     Raises:
@@ -91,7 +91,7 @@ class Engine:
         self.seed = seed
         self.batch_size = batch_size
         self.device = target.device
-        # engines that take turns keep what their batches need
+        # a copy, so that engines with one drafter keep what each of their batches needs
         self._loaded_drafter = drafter
         drafter = copy(drafter)
         self._drafter = drafter
@@ -106,16 +106,18 @@ class Engine:
         self.image_len = target.grid.tokens
         self.timer = PhaseTimer(self.device)
         self.constants = Constants()
-        parts = [target.transformer, *self.drafting.parts, *([] if drafter is None else [drafter])]
+        parts = [target.transformer, *self.drafting.parts]
+        if drafter is not None:
+            parts.append(drafter)
         capturable = observer is None and all(
             vars(type(part)).get("capturable", False) for part in parts
         )
-        # makes what captures a batch's passes
+        # makes a new `Capture` for a batch's passes
         self.new_capture: Callable[[], graphs.Capture] | None = None
         if capturable and graphs.are_supported(self.device):
             self.new_capture = partial(graphs.CudaCapture, self.device)
         self._batch: Batch | None = None  # the batch of the run before, with its graphs
-        # there each caption takes as long in a group as alone
+        # on a CPU each caption takes as long in a group as alone
         self.groups_prompts = self.device.type != "cpu"
         self._ahead: Prefill | None = None  # the queue's first captions, which wait for rows
 
@@ -160,7 +162,7 @@ class Engine:
         """The batch of the run before, in the least size that has a row for each of so many
         captions.
         """
-        # a run that fails does not give it back
+        # a run that fails does not give the batch back
         batch = self._batch
         self._batch = None
         if batch is None or batch.buffers.capacity != self.batch_size:
@@ -186,8 +188,8 @@ class Engine:
             self._free()
 
     def release(self) -> None:
-        """Free the batch and the graphs of the run before. The memory of graphs is no other
-        tensor's before the allocator's cache is emptied.
+        """Free the batch and the graphs of the run before. No other tensor gets the memory of
+        graphs before the allocator's cache is emptied.
         """
         if self._batch is not None:
             self._free()
@@ -221,8 +223,8 @@ class Engine:
         return PassCounts(so_far, emitted, depth, nodes)
 
     def step(self, batch: Batch) -> Tensor:
-        """One pass for every row; the host reads nothing from the device. Only after rows have
-        changed, an adjacency tree reads its size.
+        """One pass for every row. The host reads nothing from the device, but for the size of an
+        adjacency tree after rows have changed.
 
         Returns the pass's report for `read`: [5 * B + n], four counts of every row, what failed in
         it, and n bounds of the next draft.
@@ -231,11 +233,12 @@ class Engine:
         timer = self.timer.start()
         phases = partial(self._phases, batch)
         with kept_in(self.constants):
-            return (
-                phases(graphs.eager_runner(timer))
-                if batch.graphs is None
-                else batch.graphs.run(key, timer, phases)
-            )
+            report: Tensor
+            if batch.graphs is None:
+                report = phases(graphs.eager_runner(timer))
+            else:
+                report = batch.graphs.run(key, timer, phases)
+            return report
 
     def _phases(self, batch: Batch, run: graphs.RunPhase) -> Tensor:
         """The phases of a pass, each carried out by `run`."""
@@ -267,11 +270,10 @@ class Engine:
         if shape.is_chain:
             mask = batch.chain_mask(columns)
         else:
-            tree_mask = (
-                row_ends.tree_mask()
-                if row_ends
-                else batch.per_row_unless_shared(shape.additive_mask)
-            )
+            if row_ends:
+                tree_mask = row_ends.tree_mask()
+            else:
+                tree_mask = batch.per_row_unless_shared(shape.additive_mask)
             mask = batch.attention_mask.tree(columns, tree_mask)
             slots = columns.shape[1]
         span = batch.image_column + batch.max_emitted + slots - 1
@@ -288,8 +290,10 @@ class Engine:
         """The target's features, and what the drafter reads: the inputs of the layers that it taps,
         else the features.
         """
+        if not self.taps:
+            return outputs, outputs
         width = self.target.transformer.config.dim
-        return (outputs[..., :width], outputs[..., width:]) if self.taps else (outputs, outputs)
+        return outputs[..., :width], outputs[..., width:]
 
     def commit(
         self, batch: Batch, tree: DraftTree, result: AcceptResult, logits: Tensor, features: Tensor
@@ -318,24 +322,25 @@ class Engine:
         nodes = batch.by_image(tree.num_nodes, torch.sum)
         counts = [batch.so_far, emitted, levels, nodes, failed]
         bounds = self.drafting.next_bounds(batch)
-        report = torch.cat(counts if bounds is None else [*counts, bounds])
+        if bounds is not None:
+            counts.append(bounds)
+        report = torch.cat(counts)
         batch.buffers.copy_back()
         return report
 
     def allocate(self, size: int) -> Batch:
         """An empty batch whose cache has every column that decoding can use."""
         target = self.target
-        row_ends = (
-            None if target.row_end is None else RowEnds(target.transformer.config, target.row_end)
-        )
+        row_ends = None
+        columns = target.prompt_len + self.image_len
         # a pass uses one column per tree slot, or per level of the path if the host does not know
         # the path's length
         reach = max(self.drafting.max_nodes, self.drafting.max_levels) + 1
-        if row_ends:
+        if target.row_end is not None:
+            row_ends = RowEnds(target.transformer.config, target.row_end)
+            columns += row_ends.rows
             reach *= 2  # in a tree, any slot may be followed by the end of its row
-        columns = aligned(
-            target.prompt_len + (row_ends.rows if row_ends else 0) + self.image_len + reach
-        )
+        columns = aligned(columns + reach)
         batch_class: type[Batch] = load_object(self.config.drafter.batch_class)
         batch = batch_class.of(
             self.config.drafter,

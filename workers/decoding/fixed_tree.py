@@ -20,8 +20,8 @@ from workers.models.target import Target
 
 
 class FixedTree(TreeDrafting):
-    """The shape is data. The children of a node are sampled without replacement, or are the
-    drafter's top tokens (at temperature 0, and where the policy says so).
+    """A tree whose shape the policy lists. The children of a node are sampled without replacement,
+    or are the drafter's top tokens (at temperature 0, and where the policy says so).
     """
 
     capturable = True
@@ -29,7 +29,8 @@ class FixedTree(TreeDrafting):
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
         super().__init__(config, target, drafter)
         assert config.policy.fixed is not None
-        (tree, sampled), device = config.policy.fixed, target.device
+        tree, sampled = config.policy.fixed
+        device = target.device
         self._sampled = sampled and self.sampling.temperature > 0
         self._codes = target.vocab_size
         self._shape = fixed_shape(tree.parents, tree.depth, device)
@@ -44,11 +45,11 @@ class FixedTree(TreeDrafting):
                 row, row + level.parents, device=device
             )
             row += level.parents
-        # [1, N] where each node's siblings and it have their probs, when the rows of probs are
+        # [1, N] where the probs of a node and its siblings begin, when the rows of probs are
         # flattened
         self._node_probs = self._probs_index.gather(1, self._shape.parents + 1) * self._codes
-        # a chain that is verified together samples every pass's drafts afresh: a position is nearer
-        # to the root each time
+        # Where the drafts of a chain are verified together, every pass samples them with new
+        # numbers: those of a position's distance to the root, which falls from pass to pass.
         self._fresh_slots: Tensor | None = None
         if config.acceptance.verification.reads_later_drafts:
             codes = torch.arange(self._codes, device=device)
@@ -95,8 +96,8 @@ class FixedTree(TreeDrafting):
         )
 
     def _noise(self, batch: Batch) -> Tensor:
-        """Exponential numbers [B, levels, V]: of the position, or of the position and its distance
-        to the root.
+        """Exponential numbers [B, levels, V], keyed by the position, or by the position and its
+        distance to the root.
         """
         positions = batch.token_positions[:, : self.max_levels]
         if self._fresh_slots is None:
@@ -108,36 +109,43 @@ class FixedTree(TreeDrafting):
     @staticmethod
     def _children(width: int, probs: Tensor, noise: Tensor | None) -> Tensor:
         """Tokens [B, F, width] of the children of a level's F parents, from the parents' probs [B,
-        F, V]; F = 1 if all probs are the same (Medusa). noise [B, 1, V]: exponential; None: the top
-        tokens.
+        F, V]: sampled with the exponential `noise` [B, 1, V], or without one the top tokens. F = 1
+        if all probs are the same (Medusa).
 
         All parents of a level share its noise: verification reaches only one of them, and which one
         depends only on the random numbers of earlier positions.
         """
         if probs.stride(1) == 0:
             probs = probs[:, :1]
-        scores = probs if noise is None else probs / noise
+        scores = probs
+        if noise is not None:
+            scores = probs / noise
         if width > 1:
             return scores.topk(width, dim=-1).indices
         return largest_index(scores)[..., None]
 
 
 def _select(x: Tensor, index: Tensor | None) -> Tensor:
-    """Columns of x [B, n]; None: all of them."""
-    return x if index is None else x.index_select(1, index)
+    """The columns `index` of x [B, n]; all of them if it is None."""
+    if index is None:
+        return x
+    return x.index_select(1, index)
 
 
 @dataclass(frozen=True, slots=True)
 class _Level:
-    """One level of a fixed tree. None: all of them, in order."""
+    """One level of a fixed tree."""
 
     parents: int  # nodes of the level above that are expanded
     width: int  # children sampled for each of them
-    parent_slots: Tensor  # [parents]
-    # [1, parents] each one's parent among the nodes expanded one level above (None: one)
+    parent_slots: Tensor  # [parents] the parents' slots
+    # [1, parents] each one's parent among the nodes expanded one level above. None if that level
+    # expands one node.
     parent_rank: Tensor | None
-    expanded: Tensor | None  # which nodes of the level above are expanded
-    kept: Tensor | None  # which of the parents * width children are nodes of the tree
+    # The nodes of the level above that are expanded. None for all of them, in order.
+    expanded: Tensor | None
+    # Which of the parents * width children are nodes of the tree. None for all of them, in order.
+    kept: Tensor | None
 
 
 def _indices(indices: list[int], total: int, device: torch.device) -> Tensor | None:
@@ -156,20 +164,21 @@ def _level_plan(tree: StaticTree, device: torch.device) -> list[_Level]:
         parents = list(dict.fromkeys(tree.parents[n] for n in nodes))
         width = max(tree.rank[n] for n in nodes) + 1
         kept = [parents.index(tree.parents[n]) * width + tree.rank[n] for n in nodes]
-        above = list(tree.levels[index - 1]) if index else []
-        expanded = [above.index(p) for p in parents] if index else []
+        above: list[int] = []
+        expanded: list[int] = []
+        if index:
+            above = list(tree.levels[index - 1])
+            expanded = [above.index(p) for p in parents]
+        parent_rank = None
         if len(expanded_before) > 1:
             ranks = [expanded_before.index(tree.parents[p]) for p in parents]
-        else:
-            ranks = []
+            parent_rank = torch.tensor([ranks], dtype=torch.int64, device=device)
         plan.append(
             _Level(
                 parents=len(parents),
                 width=width,
                 parent_slots=torch.tensor([p + 1 for p in parents], device=device),
-                parent_rank=torch.tensor([ranks], dtype=torch.int64, device=device)
-                if ranks
-                else None,
+                parent_rank=parent_rank,
                 expanded=_indices(expanded, len(above), device),
                 kept=_indices(kept, len(parents) * width, device),
             )

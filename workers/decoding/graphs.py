@@ -16,7 +16,7 @@ from workers.decoding.row_buffers import RowBuffers
 from workers.decoding.timer import PhaseTimer
 
 _logger = logging.getLogger(__name__)
-_MAX_RUNS = 32  # a batch meets few keys, and each of them takes two passes at most
+_MAX_RUNS = 32  # a batch meets few keys, and each of them needs two passes at most
 _Output = TypeVar("_Output")
 
 
@@ -26,11 +26,11 @@ class Graph(Protocol):
     def replay(self) -> None: ...
 
 
-# Captures a function without carrying it out; returns the graph and the function's result, which a
-# replay overwrites.
+# A function that captures another one without carrying it out. It returns the graph and the
+# captured function's result, which a replay overwrites.
 Capture = Callable[[Callable[[], Any]], tuple[Graph, Any]]
 RunPhase = Callable[[str, Callable[[], Any]], Any]  # carries out the phase of this name
-# a batch's rows, its largest count of tokens, and what the drafting planned
+# A batch's rows, its largest count of tokens, and what the drafting planned.
 GraphKey = tuple[int, ...]
 
 
@@ -98,10 +98,8 @@ def run_until_replayed(run: Callable[[], _Output]) -> _Output:
     """The output of the first run in which all passes of batches with graphs are replays.
 
     A key's first two passes take longer, and a setting whose images end at different times has more
-    keys than vanilla.
-
-    run: called again as long as keys are new. It computes the same each time, on engines that keep
-    their graphs.
+    keys than vanilla. So `run` is called again as long as keys are new. It must compute the same
+    each time, on engines that keep their graphs.
 
     Raises:
         RuntimeError: the keys are still new after many runs, because graphs are not kept.
@@ -122,7 +120,6 @@ class PassGraphs:
     A key's first pass runs eagerly: it compiles kernels and fills tables. The second is captured,
     and from then on its graphs are replayed. After a phase that cannot be captured, all passes of
     this process run eagerly, also those that have graphs: settings are compared in one mode.
-
     """
 
     # Why passes run eagerly; None while graphs are used.
@@ -142,8 +139,8 @@ class PassGraphs:
         return list(self._captured)
 
     def run(self, key: GraphKey, timer: PhaseTimer, phases: Callable[[RunPhase], Any]) -> Any:
-        """The result of `phases`, which gives each phase of a pass to its argument. The next pass
-        of this key overwrites it.
+        """The result of `phases`, which lets its argument carry out each phase of a pass. The next
+        pass of this key overwrites the result.
 
         Raises:
             torch.OutOfMemoryError: during capture, as in any pass.

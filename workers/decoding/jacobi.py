@@ -37,7 +37,7 @@ class JacobiWindow(Drafting[AnyBatch]):
     random, with the token to their left, or with that position's most likely token. The probs of
     such a token are a point mass, which is correct for any choice that does not depend on the
     target's next probs; for random tokens the uniform probs are correct too, and accepted more
-    often. `redraws` has the ways in which drafts behind a rejection are replaced.
+    often. `redraws` has the ways in which drafts after a rejection are replaced.
 
     Where the tree branches (SJD-PAC), a level's further drafts are sampled anew in every pass from
     the probs of its first one, without replacement; all siblings of a level share them. Each is
@@ -46,9 +46,9 @@ class JacobiWindow(Drafting[AnyBatch]):
     from another residual, which is not lossless.
     """
 
-    tokens: Tensor  # [B, N]
+    tokens: Tensor  # [B, N] the drafts of the first path
     probs: Tensor  # [B, N, V] what the tokens were sampled from; V = 0 at temperature 0
-    known: Tensor  # [B] positions that are not new
+    known: Tensor  # [B] how many positions are not new
     capturable = True
 
     def __init__(self, config: DecodingConfig, target: Target, drafter: Drafter | None) -> None:
@@ -76,7 +76,9 @@ class JacobiWindow(Drafting[AnyBatch]):
 
     def prepare(self, batch: AnyBatch) -> None:
         size = batch.size
-        codes = self._vocab_size if self._sampled else 0
+        codes = 0
+        if self._sampled:
+            codes = self._vocab_size
         self.tokens = torch.zeros(
             size, self.max_levels, dtype=torch.int64, device=batch.keys.device
         )
@@ -124,7 +126,7 @@ class JacobiWindow(Drafting[AnyBatch]):
         """Tokens and existence [B, nodes] of all nodes, from those [B, N] of the first path."""
         levels = branches.levels
         width = branches.width
-        if self._sampled:  # a level is nearer to the root in every pass: new numbers
+        if self._sampled:  # new numbers, as a position is at another level in every pass
             first = tokens[:, :levels, None]
             probs = self.probs[:, :levels]
             positions = batch.token_positions[:, :levels, None]
@@ -148,7 +150,7 @@ class JacobiWindow(Drafting[AnyBatch]):
             return batch.rng.by_slot(
                 self._random_codes, Purpose.WINDOW, positions, self._vocab_size
             )
-        last = (self.known - 1).clamp(min=0)  # position that is not new
+        last = (self.known - 1).clamp(min=0)  # the last position that is not new
         token = gather_rows(self.tokens[..., None], last)[:, 0]
         if self._params.initialisation == "sample_left" and self._sampled:
             token = largest_index(gather_rows(self.probs, last))
@@ -173,7 +175,7 @@ class JacobiWindow(Drafting[AnyBatch]):
         """
         length = self.max_levels
         branches = self._branches
-        # old slots before the new levels
+        # the old slots that gave the probs of the new levels
         depths = (result.num_emitted[:, None] + self._nodes).clamp(max=length)
         self.known = length - result.num_accepted
         slots = depths
@@ -185,11 +187,14 @@ class JacobiWindow(Drafting[AnyBatch]):
         if not self._sampled:
             self.tokens = largest_index(logits).gather(1, slots)
             return
-        keeps = self._params.keeps_drafts
         drafts = depths.clamp(max=length - 1)
-        old_probs = self._rows(self.probs, drafts) if keeps else self.probs
+        old_probs = self.probs
+        memory: Tensor | None = self.probs  # of the old probs, free unless drafts are kept
+        if self._params.keeps_drafts:
+            old_probs = self._rows(self.probs, drafts)
+            memory = None
         if result.probs is not None:
-            target = self._rows(result.probs, slots, out=None if keeps else self.probs)
+            target = self._rows(result.probs, slots, out=memory)
         else:
             target = to_probs(self._rows(logits, slots), self.sampling)
         if branches is None:
@@ -211,14 +216,14 @@ class JacobiWindow(Drafting[AnyBatch]):
     def _may_stay(
         self, depths: Tensor, batch: AnyBatch, tree: DraftTree, result: AcceptResult
     ) -> Tensor:
-        """[B, N] whether a new level has an old draft, below the old slots `depths` [B, N], that a
-        redraw may keep.
+        """Whether each new level has an old draft that a redraw may keep, [B, N]. The draft follows
+        the old slots `depths` [B, N].
         """
         return depths < self.max_levels
 
     @staticmethod
     def _rows(values: Tensor, index: Tensor, out: Tensor | None = None) -> Tensor:
-        """The rows [B, N, V] of values [B, n, V] at index [B, N]."""
+        """The rows [B, N, V] of values [B, n, V] at index [B, N], written to `out` if given."""
         size, count, codes = values.shape
         rows = index + row_starts(size, count, index.device)[:, None]
         flat = None if out is None else out.flatten(0, 1)
@@ -233,12 +238,12 @@ class _Branches:
 
     levels: int  # the first levels, which have siblings
     width: int  # most siblings of a level
-    # [nodes] each node's column in the first path's drafts [N] and then the further ones [levels *
-    # (width - 1)].
+    # [nodes] each node's column when the first path's drafts [N] are followed by the further drafts
+    # [levels * (width - 1)].
     columns: Tensor
-    first_path: Tensor  # [N] its nodes
-    # [slots, N + 1] below each slot, the slot of each level whose probs serve that path: its first
-    # descendants, and the first path's where it has none.
+    first_path: Tensor  # [N] the first path's nodes
+    # [slots, N + 1] for each slot that a pass may accept last, the slot at each level whose probs
+    # the window takes: the slot's first descendants, and the first path's where it has none.
     contexts: Tensor
     slots: Tensor  # [levels, V] slots of random numbers
 
@@ -258,7 +263,7 @@ class _Branches:
             for depth in range(len(path) + 1, length + 1):
                 path = (*path, 0) if (*path, 0) in slot else (0,) * depth
                 contexts[below][depth] = slot[path]
-        first = codes + 3 * length  # behind the slots of new tokens and of two streams of redraws
+        first = codes + 3 * length  # after the slots of new tokens and of two streams of redraws
         slots = torch.arange(first, first + levels * codes, device=device).view(levels, codes)
         as_tensor = partial(torch.tensor, device=device)
         return cls(

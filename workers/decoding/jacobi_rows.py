@@ -38,8 +38,8 @@ def reuse_as_pjd(window: Redraw) -> tuple[Tensor, Tensor]:
 
 class RowWindows(JacobiWindow[RowsBatch]):
     """The windows of a batch's wavefronts. A wavefront's window is emptied in every pass in which
-    the wavefront is not open, so that it is new when a row begins; `admit` empties all of a new
-    image.
+    the wavefront is not open, so that it is new when a row begins; `admit` empties all windows of a
+    new image.
     """
 
     capturable = True
@@ -66,7 +66,7 @@ class RowWindows(JacobiWindow[RowsBatch]):
         self.known = self.known.view(self._wavefronts, -1).index_fill(1, indices, 0).flatten()
 
     def _emits_no_token(self, batch: RowsBatch) -> Tensor:
-        """[F * B] 1 in rows that emit accepted drafts only, else 0."""
+        """1 for wavefronts that emit accepted drafts only, else 0: [F * B]."""
         is_lower = batch.is_open & (batch.above < batch.grid.cols)
         if self._redraws_lower:
             return is_lower.long()
@@ -105,4 +105,4 @@ class RowWindows(JacobiWindow[RowsBatch]):
         result.num_emitted = result.num_emitted - withheld
         super().commit(batch, tree, result, logits, features)
         self.known = self.known * batch.is_open
-        batch.rng.renew(withheld)  # for positions that are tested again
+        batch.rng.renew(withheld)  # their positions are tested again

@@ -14,9 +14,9 @@ from torch import Tensor
 from workers.decoding import rng
 
 _CHUNK_ENTRIES = 1 << 20  # distances held at once: some 30 MB with all temporaries
-# columns computed at least: they cost little, and the tables of all smaller k are slices
+# A table has this many columns or more: they cost little, and the tables of smaller k are slices.
 _MIN_COLUMNS = 1024
-_MAX_TABLES = 4
+_MAX_TABLES = 4  # tables that a process keeps
 
 _tables: dict[tuple[str, str, torch.device], Tensor] = {}  # this process's tables, the newest last
 

@@ -16,16 +16,16 @@ from workers.models.target import Prompt
 class Prefill:
     """One pass of the target over the prompts of n captions (R = streams x n transformer rows)."""
 
-    prompt: Prompt
+    prompt: Prompt  # the captions' prompts
     cached: CacheView  # where the keys and values are
     features: Tensor  # [R, P, D or taps * D] what the drafter reads of the target
     keys: Tensor  # [n] keys of the images' random numbers
-    first_tokens: Tensor  # [n]
-    nonfinite: Tensor  # [n] where the probs that they were sampled from were not finite
+    first_tokens: Tensor  # [n] the images' first tokens
+    nonfinite: Tensor  # [n] whether the probs that they were sampled from were not finite
     seconds: float  # one caption's share of the pass
 
     def split(self, count: int) -> tuple[Prefill, Prefill | None]:
-        """The first `count` captions, or all, and the others; None if there are no others."""
+        """The first `count` captions (all if there are fewer), and the others or None."""
         if count >= len(self.keys):
             return self, None
         return self._part(0, count), self._part(count, len(self.keys))

@@ -1,4 +1,4 @@
-"""How a Jacobi window replaces the drafts behind a rejection, whose contexts have changed.
+"""How a Jacobi window replaces the drafts after a rejection, whose contexts have changed.
 
 A redraw maps a position's old draft t ~ p and the target's new probs q to a new window. A window is
 lossless under every redraw if the probs that it keeps are the distribution of the new draft with t
@@ -28,16 +28,15 @@ class Redraw:
     keyed by position and distance are new ones.
     """
 
-    params: Jacobi
-    rng: CounterRNG
+    params: Jacobi  # the window's parameters
+    rng: CounterRNG  # the images' random numbers
     target: Tensor  # [B, N, V] the target's new probs, q
-    positions: Tensor  # [B, N] with the slots, they key the random numbers
-    first_slot: int  # behind the slots of other numbers of `Purpose.WINDOW`
-    # For redraws that keep drafts (`Jacobi.keeps_drafts`), where `drafted`: the old drafts [B, N]
-    # and the probs p [B, N, V] that they were sampled from.
-    tokens: Tensor
-    probs: Tensor
-    drafted: Tensor  # [B, N]
+    positions: Tensor  # [B, N] token positions, which key the random numbers with the slots
+    first_slot: int  # follows the slots of other numbers of `Purpose.WINDOW`
+    # Only redraws that keep drafts (`Jacobi.keeps_drafts`) read the other fields.
+    tokens: Tensor  # [B, N] the old drafts
+    probs: Tensor  # [B, N, V] the probs p that they were sampled from
+    drafted: Tensor  # [B, N] whether a position has an old draft that may stay
 
     def sample(self, probs: Tensor, stream: int = 0) -> Tensor:
         """Tokens [B, N] from probs [B, N, V], with fresh numbers."""
@@ -60,7 +59,7 @@ def fresh(window: Redraw) -> tuple[Tensor, Tensor]:
 
 def coupled(window: Redraw) -> tuple[Tensor, Tensor]:
     """A token from q by the position's own exponential noise, which is the same in every pass: the
-    Gumbel coupling of SCD. With d the total variation of p and q, the token stays the same with
+    Gumbel coupling of SCD. If d is the total variation of p and q, the token stays the same with
     probability (1 - d) / (1 + d) or more.
     """
     return window.rng.sample(Purpose.WINDOW, window.target, window.positions), window.target
@@ -76,14 +75,16 @@ def maximal(window: Redraw) -> tuple[Tensor, Tensor]:
     drafted = window.drafted
     stays = drafted & (window.uniforms(1) * window.of_drafts(p) < window.of_drafts(q))
     new = window.sample(torch.where(drafted[..., None], (q - p).clamp_min(0), q))
-    probs = torch.where(stays[..., None], p, q) if window.params.probs == "published" else q
-    return torch.where(stays, window.tokens, new), probs
+    tokens = torch.where(stays, window.tokens, new)
+    if window.params.probs == "published":
+        return tokens, torch.where(stays[..., None], p, q)
+    return tokens, q
 
 
 def reuse(window: Redraw) -> tuple[Tensor, Tensor]:
-    """The old token if q / p exceeds the threshold there, else a new one from q (SJD++). The probs
-    of that are p 1[q > threshold p] + q P(p: q <= threshold p). A port of SJD++ by other authors
-    keeps q.
+    """The old token if q / p exceeds the threshold there, else a new one from q (SJD++). The new
+    draft's probs are p 1[q > threshold p] + q P(p: q <= threshold p). A port of SJD++ by other
+    authors keeps q.
     """
     q = window.target
     p = window.probs

@@ -29,7 +29,7 @@ _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
-_NUMPY_NUMBERS = 512  # from so many on, NumPy mixes them sooner than torch
+_NUMPY_NUMBERS = 512  # NumPy mixes so many numbers, or more, faster than torch
 
 
 class Purpose(IntEnum):
@@ -81,8 +81,8 @@ def bits(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor) -> Te
         if max(positions.numel(), slots.numel()) >= _NUMPY_NUMBERS:
             return bits_by_numpy(keys, positions, int(purpose), slots)
     elif is_available(keys.device.type):
-        drawn: Tensor = random_bits(keys, positions, int(purpose), slots)
-        return drawn
+        result: Tensor = random_bits(keys, positions, int(purpose), slots)
+        return result
     hashed = _mix(keys + positions * _GOLDEN + purpose)
     return _mix(hashed + slots * _MIX_1)
 
@@ -117,19 +117,22 @@ def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor
 
 
 Generate = Callable[[Tensor, Tensor, Purpose, Tensor], Tensor]  # `bits`, or numbers made of them
-# the function, the purpose, the number of slots, and the first one
+# The function, the purpose, the number of slots, and the first slot.
 _TableKey = tuple[Generate, Purpose, int, int]
 
-# Entries of a table that is kept: 128 MiB of fp32 numbers, twice as much of fp64
+# Most entries of a table that is kept: 128 MiB of fp32 numbers, twice as much of fp64.
 _MAX_TABLE_ENTRIES = 1 << 25
-# numbers of a table; more of them take longer than those that are needed, made anew
+# Most numbers that `by_slot` looks up in a table, of which it uses the diagonal only; instead of
+# more, it computes the diagonal anew, which is faster.
 _MAX_GATHERED = 1 << 13
-_CPU_CHUNK_ENTRIES = 1 << 17  # computed at once on a CPU: a copy fits its cache
-_GPU_CHUNK_ENTRIES = 1 << 23  # computed at once elsewhere: temporaries of a few times 64 MiB
+_CPU_CHUNK_ENTRIES = 1 << 17  # numbers computed at once on a CPU: a copy fits its cache
+_GPU_CHUNK_ENTRIES = 1 << 23  # numbers computed at once elsewhere, in a few times 64 MiB
 
 
 def _chunk_entries(device: torch.device) -> int:
-    return _CPU_CHUNK_ENTRIES if device.type == "cpu" else _GPU_CHUNK_ENTRIES
+    if device.type == "cpu":
+        return _CPU_CHUNK_ENTRIES
+    return _GPU_CHUNK_ENTRIES
 
 
 class CounterRNG:
@@ -211,7 +214,7 @@ class CounterRNG:
             return generate(self.keys[:, None, None], clamped[..., None], purpose, order)
         if name not in self._tables:
             table = self._table(generate, purpose, self.keys, slots, first)
-            # rows that are not in use now
+            # a batch that has shrunk leaves rows empty
             missing = (len(self._first_rows) - len(self.keys)) * self.positions
             self._tables[name] = pad(table, (0, 0, 0, missing))
         rows = clamped.add_(self._first_rows[: len(clamped)])
@@ -222,8 +225,8 @@ class CounterRNG:
     ) -> Tensor:
         """All numbers [n * positions, slots] of images with keys [n], of slots from `first` on.
 
-        Computed in chunks: on a CPU they fit its cache; on an accelerator, where every chunk is a
-        kernel launch, they only bound the memory.
+        They are computed in chunks. On a CPU a chunk fits its cache; on an accelerator, where every
+        chunk is a kernel launch, chunks only bound the memory.
         """
         key = keys.repeat_interleave(self.positions)[:, None]
         position = torch.arange(self.positions, device=keys.device).repeat(len(keys))[:, None]

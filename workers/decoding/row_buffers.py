@@ -15,19 +15,19 @@ class RowBuffers:
     batch.
 
     The first dimension counts captions, or rows of a transformer: every caption's conditional row,
-    then every unconditional one. Owners assign new tensors to their attributes. With `fixed`,
-    `copy_back` copies them into the memory that the attribute had at first, so that a CUDA graph
-    finds them; a batch that shrinks uses the front of it.
+    then every unconditional one. Owners assign new tensors to their attributes. If the buffers are
+    `fixed`, `copy_back` copies these into the memory that the attribute had at first, so that a
+    CUDA graph finds them; a batch that shrinks uses the front of it.
     """
 
     def __init__(self, size: int, *, fixed: bool) -> None:
         self.size = size
         self.capacity = size
         self.fixed = fixed
-        # weak, so that a batch, which has its own tensors here, is freed at once
+        # weak references, so that a batch, whose own tensors are here, is freed at once
         self._slots: list[tuple[weakref.ref[object], str]] = []
-        self._memory: list[Tensor] = []  # with `fixed`: each attribute's, at full size
-        self._views: list[Tensor] = []  # its part that is in use
+        self._memory: list[Tensor] = []  # if `fixed`, each attribute's memory at full size
+        self._views: list[Tensor] = []  # the part of each memory that is in use
         self._caches: list[KVCache] = []
 
     def add(self, owner: object, *names: str) -> None:
@@ -78,14 +78,16 @@ class RowBuffers:
                     "cannot hold it"
                 )
             # one attribute's old value may be another's new one, so copy it first
-            copies.append((view, x.clone() if x.untyped_storage().data_ptr() in own else x))
+            if x.untyped_storage().data_ptr() in own:
+                x = x.clone()
+            copies.append((view, x))
             setattr(owner(), name, view)
         for view, x in copies:
             view.copy_(x)
 
     def reset(self, size: int) -> None:
-        """Use the first `size` captions' memory again, whatever has been kept or assigned. Only
-        with `fixed`.
+        """Use the first `size` captions' memory again, whatever has been kept or assigned. Only for
+        `fixed` buffers.
         """
         for cache in self._caches:
             cache.resize(cache.capacity // self.capacity * size)

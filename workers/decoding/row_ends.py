@@ -2,7 +2,7 @@
 tokens.
 
 The engine's tokens are image tokens only, for every family. If a target was trained with a fixed
-token after every row, a pass that contains the last token of a row contains the row end behind it:
+token after every row, a pass that contains the last token of a row contains the row end after it:
 later tokens attend to its keys and values, and its feature gives the probs of the next row's first
 token. So a row end is never drafted, sampled or verified, has no neighbourhood, and is not counted:
 an image of rows x cols has rows * cols tokens, and accepted lengths count only these, for vanilla
@@ -14,7 +14,7 @@ before a row's first token is the row end's.
 The target's cache holds: prompt | one column for each row end | image tokens | the drafts of a
 pass. A chain has at most one token in a cell, so its row ends are written to their final columns at
 once. In a tree any slot may end a row: each slot has a companion (a possible row end) in the
-columns behind the tree, and the companions along the accepted path are moved to their final
+columns after the tree's, and the companions along the accepted path are moved to their final
 columns.
 
 Shape legend: R rows of the transformer, S slots of a pass, E row ends in the pass, D width.
@@ -39,17 +39,17 @@ class RowEnds:
     """Where the row ends are in the cache, in the sequence and in the rotation table."""
 
     def __init__(self, config: TransformerConfig, embedding: Tensor) -> None:
-        """embedding [D]: the fixed token's embedding."""
+        """Row ends with the fixed token's embedding [D]."""
         self.rows = config.rows
         self.cols = config.cols
         self.embedding = embedding
-        # place of the first row's end
+        # the first row's end, in the cache and in the rotation table
         self.first_column = config.prompt_len
         self.first_position = config.positions
         self.image_column = self.first_column + self.rows  # the image's first token
 
     def sequence_order(self, columns: int, device: torch.device) -> Tensor:
-        """[columns] each cache column's index in the token sequence."""
+        """Each cache column's index in the token sequence, [columns]."""
         prompt = torch.arange(self.first_column, device=device)
         ends = torch.arange(1, self.rows + 1, device=device) * (self.cols + 1) - 1
         cells = torch.arange(columns - self.image_column, device=device)
@@ -60,17 +60,13 @@ class RowEnds:
 
 @dataclass(slots=True)
 class RowEndPass:
-    """A pass of the target in which slots may end a row.
+    """A pass of the target in which slots may end a row."""
 
-    columns [R, reach]: cache columns from the root's on. max_ends: row ends that a single path can
-    meet.
-    """
-
-    ends: RowEnds
-    shape: TreeShape
-    columns: Tensor
-    streams: int
-    max_ends: int
+    ends: RowEnds  # where the row ends are
+    shape: TreeShape  # the draft tree's shape
+    columns: Tensor  # [R, reach] cache columns, from the root's on
+    streams: int  # rows of the transformer for each caption
+    max_ends: int  # most row ends that a single path can meet
 
     def _cells(self, offsets: Tensor) -> Tensor:
         """Cells [R, n] at these distances [n] or [R|1, n] from the root."""
@@ -154,9 +150,9 @@ class RowEndPass:
 def teacher_forced(
     target: Target, prompt: Prompt, tokens: Tensor, taps: Sequence[int] = ()
 ) -> Tensor:
-    """Features, and the inputs of the layers `taps` behind them (see `Body.forward`), of prompts
-    and the first n tokens [R, n] of their images in one pass, [R, P + n, (1 + len(taps)) D]: those
-    that predict the next token, as step-by-step decoding computes them.
+    """The features that predict the next token, as step-by-step decoding computes them, of prompts
+    and the first n tokens [R, n] of their images in one pass: [R, P + n, (1 + len(taps)) D]. Each
+    is followed by the inputs of the layers `taps` (see `Body.forward`).
     """
     x = torch.cat([prompt.embeds, target.embed(tokens)], dim=1)
     valid = prompt.valid

@@ -52,8 +52,8 @@ def wavefront_count(grid: Grid, lag: int) -> int:
 class WavefrontRNG(CounterRNG):
     """The random numbers of F wavefronts of B images: those of their images, by token position.
 
-    keys [F * B]: the images', or others in wavefronts that decide a position more than once (see
-    `renew`). They are not the keys of samples and of exponential noise.
+    The `keys` [F * B] are the images', or others in wavefronts that decide a position more than
+    once (see `renew`). Samples and exponential noise always have the images' keys.
     """
 
     def __init__(self, images: CounterRNG, wavefronts: int) -> None:
@@ -61,7 +61,7 @@ class WavefrontRNG(CounterRNG):
         self.images = images
 
     def renew(self, where: Tensor) -> None:
-        """Give the wavefronts at which where [F * B] is 1 new keys."""
+        """Give new keys to the wavefronts at which `where` [F * B] is 1."""
         self.keys = self.keys + where * _KEY_STEP
 
     def by_slot(
@@ -88,17 +88,16 @@ class WavefrontRNG(CounterRNG):
 
 
 class RowsBatch(Batch):
-    """A batch whose images are decoded at several rows at once. Wavefronts: see `Batch`.
-
-    counts [B, rows + 2]: tokens emitted of each image row, between two complete rows above and
-    below the image. row [F * B]: each wavefront's row; `rows` when none is left. emitted: the image
-    tokens up to the wavefront's next one in raster order.
+    """A batch whose images are decoded at several rows at once, one for each wavefront (see
+    `Batch`). `emitted` counts the image tokens up to the wavefront's next one in raster order.
     """
 
+    # [B, rows + 2] how many tokens of each image row are emitted, between two complete rows above
+    # and below the image.
     counts: Tensor
-    row: Tensor
-    above: Tensor  # [F * B] tokens emitted of the row above
-    own: Tensor  # [F * B] tokens emitted of the row
+    row: Tensor  # [F * B] each wavefront's row; `rows` when none is left
+    above: Tensor  # [F * B] how many tokens of the row above are emitted
+    own: Tensor  # [F * B] how many tokens of the row are emitted
     is_open: Tensor  # [F * B] whether a pass emits tokens: the row has begun and is not complete
 
     @classmethod
@@ -138,10 +137,10 @@ class RowsBatch(Batch):
         return self.counts[:, 1:-1].sum(1)
 
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
-        # the lowest row that has begun of an image with so many tokens ends here at the latest:
-        # all rows above the wavefronts' are complete, and those between have `lag` tokens or more
-        behind = (self.wavefronts - 1) * (self.grid.cols - self.lag)
-        super().sync_host_counts([min(count + behind, self.image_len) for count in emitted])
+        # the last token of an image with so many tokens is at most `missing` cells farther: all
+        # rows above the wavefronts' are complete, and those between have `lag` tokens or more
+        missing = (self.wavefronts - 1) * (self.grid.cols - self.lag)
+        super().sync_host_counts([min(count + missing, self.image_len) for count in emitted])
 
     def row_end_pass(self, shape: TreeShape) -> RowEndPass | None:
         return None  # a row's first token comes from the wavefront's own root
@@ -218,7 +217,7 @@ class RowsBatch(Batch):
         width = tokens.shape[1]
         counts = counts * self.is_open
         is_new = torch.arange(width, device=tokens.device) < counts[:, None]
-        # the entry behind the image takes the surplus
+        # the entry after the image's last takes the surplus
         places = torch.where(is_new, self.token_positions[:, :width], self.image_len)
         self._tokens.scatter_(1, self._by_image(places), self._by_image(tokens))
         self.counts = self.counts.scatter_add(
@@ -249,7 +248,7 @@ class RowsBatch(Batch):
         root = torch.where(stands_in, (row - 2) * cols + upper, self.emitted).sub(1).clamp(min=0)
         self.root = self._tokens.gather(1, self._by_image(root)).T.flatten()
         super()._update_positions()
-        # drafts in a row's last cell and behind it are never accepted; columns behind the image
+        # drafts in a row's last cell and after it are never accepted; columns after the image's
         # take them
         cells = self.token_positions - 1
         is_surplus = (self._offsets > 0) & (cells >= row[:, None] * cols + (cols - 1))

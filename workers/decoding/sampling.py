@@ -19,16 +19,17 @@ from search_spaces.trial import Sampling
 from workers.decoding.operators import cpu_operator
 from workers.models.linear import PackedLinear
 
-_NUMPY_ENTRIES = 1 << 16  # from so many on, NumPy finds the largest sooner than torch
+_NUMPY_ENTRIES = 1 << 16  # of so many entries, or more, NumPy finds the largest faster than torch
 
 
 def apply_cfg(x: Tensor, cfg: float) -> Tensor:
     """Classifier-free guidance: u + cfg (c - u) in fp32, [B, ...], of logits or features [R, ...],
     conditional rows first.
     """
+    x = x.float()
     if cfg == 1.0:
-        return x.float()
-    x, half = x.float(), x.shape[0] // 2
+        return x
+    half = x.shape[0] // 2
     return torch.lerp(x[half:], x[:half], cfg)
 
 
@@ -42,20 +43,20 @@ def guided_logits(head: nn.Module, features: Tensor, cfg: float) -> Tensor:
     if type(head) is nn.Sequential:
         features = head[:-1](features)
         head = head[-1]
-    # another subclass may compute anything
+    # any other class, also a subclass of these two, may compute something else
     if not (type(head) is nn.Linear or type(head) is PackedLinear):
         return apply_cfg(head(features), cfg)
-    guided = features if cfg == 1.0 else apply_cfg(features, cfg).to(features.dtype)
-    return (
-        head(guided)
-        if guided.dtype == torch.float32
-        else _linear_in_fp32(guided, head.weight, head.bias)
-    )
+    if cfg != 1.0:
+        features = apply_cfg(features, cfg).to(features.dtype)
+    if features.dtype != torch.float32:
+        return _linear_in_fp32(features, head.weight, head.bias)
+    logits: Tensor = head(features)
+    return logits
 
 
 def _linear_in_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`nn.functional.linear` in fp32, of x [..., D] and parameters of 16 bits."""
-    # has no such product: a copy of the weight, 4 bytes an entry, for each call
+    # a CPU has no such product: each call copies the weight, 4 bytes an entry
     if x.device.type == "cpu":
         return nn.functional.linear(
             x.float(), weight.float(), None if bias is None else bias.float()
@@ -63,28 +64,36 @@ def _linear_in_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     out = torch.mm(x.flatten(0, -2), weight.T, out_dtype=torch.float32).view(
         *x.shape[:-1], len(weight)
     )
-    return out if bias is None else out + bias
+    if bias is not None:
+        out = out + bias
+    return out
 
 
 def stream_count(cfg: float) -> int:
     """Rows of the transformer per caption: the conditional one and, under guidance, the
     unconditional one.
     """
-    return 1 if cfg == 1.0 else 2
+    if cfg == 1.0:
+        return 1
+    return 2
 
 
 def repeat_streams(x: Tensor, streams: int) -> Tensor:
     """Repeat a tensor [B, ...] for every stream, [R, ...]: the conditional rows, then the
     unconditional ones.
     """
-    return torch.cat([x] * streams) if streams > 1 else x
+    if streams == 1:
+        return x
+    return torch.cat([x] * streams)
 
 
 def repeat_streams_unless_shared(x: Tensor, streams: int) -> Tensor:
     """`repeat_streams` of a tensor [B|1, ...]; a single entry serves all rows and is returned as it
     is.
     """
-    return x if x.shape[0] == 1 else repeat_streams(x, streams)
+    if x.shape[0] == 1:
+        return x
+    return repeat_streams(x, streams)
 
 
 def stream_rows(indices: Tensor, streams: int, batch_size: int) -> Tensor:
@@ -145,8 +154,8 @@ def top_log_probs(logits: Tensor, sampling: Sampling, count: int) -> tuple[Tenso
 def _filtered(
     logits: Tensor, sampling: Sampling, temperature: float, count: int
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits [..., V] after temperature and top-k, and their `count` largest tokens; None: nothing
-    is filtered.
+    """Logits [..., V] after temperature and top-k, and their `count` largest tokens. The tokens are
+    None where no selection was needed.
     """
     if temperature != 1:
         logits = logits / temperature
@@ -154,7 +163,9 @@ def _filtered(
         return logits, None
     if logits.device.type == "cpu":
         kth = kth_largest(logits, sampling.top_k)
-        tokens = logits.topk(count, dim=-1).indices if count else None
+        tokens = None
+        if count:
+            tokens = logits.topk(count, dim=-1).indices
     elif count:  # one sort for both
         largest, order = logits.topk(max(count, sampling.top_k), dim=-1)
         kth = largest[..., sampling.top_k - 1, None]
@@ -176,11 +187,12 @@ def kth_largest(x: Tensor, k: int) -> Tensor:
 
 
 def sample_with_exponentials(probs: Tensor, noise: Tensor) -> Tensor:
-    """Sample a token [...] from each of probs [..., V], which need not be normalised: argmax probs
-    / noise.
+    """Sample a token [...] from each of probs [..., V], which need not be normalised: the argmax of
+    probs / noise.
 
-    noise [..., V]: standard exponential numbers (the Gumbel-max trick in another form). The noise
-    of a token position is the same under every config, so similar probs mostly give the same token.
+    The noise [..., V] is of standard exponential numbers (the Gumbel-max trick in another form).
+    That of a token position is the same under every config, so similar probs mostly give the same
+    token.
     """
     return largest_index(probs / noise)
 
@@ -213,7 +225,7 @@ def sample_by_inversion(probs: Tensor, uniforms: Tensor) -> Tensor:
     ends = masses.cumsum(-1, dtype=torch.float64)
     place = uniforms[..., None] * ends[..., -1:]
     block = _first_above(ends, place)
-    # probs of the block behind the place
+    # the share of the block's mass that follows the place
     left = (ends.gather(-1, block) - place) / masses.gather(-1, block)
     ends = (
         blocks.gather(-2, block[..., None].expand(*block.shape, size))
@@ -225,7 +237,7 @@ def sample_by_inversion(probs: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _first_above(ends: Tensor, place: Tensor) -> Tensor:
-    """The first entry [..., 1] of rising ends [..., n] above place [..., 1], so one that has mass;
-    the last if none is, as where all are 0.
+    """The index [..., 1] of the first of the rising ends [..., n] that is above place [..., 1]. Its
+    token or block has mass. Where no end is above, as where all are 0, it is the last one.
     """
     return torch.searchsorted(ends, place, right=True).clamp_(max=ends.shape[-1] - 1)

@@ -6,12 +6,12 @@ tokens too, whose keys and values are not cached yet, and discards their logits.
 are one pass: the path is a chain in front of the tree that is verified, and every pass is one of
 the target.
 
-The drafter needs the target's features of the tokens before those that it is fed. Behind unverified
+The drafter needs the target's features of the tokens before those that it is fed. After unverified
 tokens there are none: it gets the last features that a pass has computed, as many as there are
 tokens (stale ones).
 
 The first `MIN_EMITTED` tokens of an image are verified, and so is its last one. Two rounds in a row
-are never skipped. Lossy: unverified tokens are what the drafter proposed.
+are never skipped. The method is not lossless: unverified tokens are what the drafter proposed.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ _DECAY = 0.9  # weight of a level's similarity over that of the level above
 
 @dataclass(slots=True, kw_only=True)
 class SkippedTree(DraftTree):
-    """A path in front of a tree. Slots: the root, `depth` of the path, the tree's nodes. Its
-    `levels` are drafted in this pass, by both trees; the first one's may be more than the path's.
+    """A path in front of a tree. Its slots are the root, the `depth` tokens of the path, and the
+    tree's nodes. Its `levels` are those that both trees have drafted in this pass; the first tree's
+    may be more than the path's.
     """
 
     path: Tensor  # [B, depth] tokens
-    # [B] how many of them are emitted unverified; 0 in rows whose whole tree is verified, whose
-    # path does not exist.
+    # [B] how many tokens of the path are emitted unverified; 0 in rows whose whole tree is
+    # verified, whose path does not exist.
     skipped: Tensor
     below: DraftTree  # the tree that is verified
-    ahead: Batch  # the batch as it is behind the path
+    ahead: Batch  # the batch as it is after the path
 
 
 class SkippingDrafting(Drafting[Batch]):
@@ -89,12 +90,13 @@ class SkippingDrafting(Drafting[Batch]):
         self.drafter.prepare(batch, self.max_levels, self.inner.expanded)
         dtype = batch.cache.storage.dtype
         width = self.drafter.target.transformer.config.dim
-        # rounds of each image, and the last features that a pass has computed
+        # how many rounds each image has had, and the last features that a pass has computed
         self._rounds = torch.zeros_like(batch.emitted)
         self._recent = torch.zeros(
             batch.streams * batch.size, self.depth, width, dtype=dtype, device=batch.emitted.device
         )
-        self._may_skip = True  # no pass has told otherwise; the longest pass is the one to plan for
+        # until a pass has told, plan for the longest pass
+        self._may_skip = True
         self._streams = batch.streams
         batch.buffers.add(self, "_rounds", "_recent")
 
@@ -125,7 +127,7 @@ class SkippingDrafting(Drafting[Batch]):
         if all_done(skipped > 0):
             return first
         ahead = self._ahead(batch, path, skipped)
-        # right-aligned: the last `skipped` features
+        # indices of the last `skipped` features
         stale = (self._order[: self.depth] + (self.depth - skipped)[:, None]).clamp_max(
             self.depth - 1
         )
@@ -137,21 +139,21 @@ class SkippingDrafting(Drafting[Batch]):
 
     def _is_due(self, batch: Batch) -> Tensor:
         """[B] whether a round of the image may be skipped now."""
-        may = batch.so_far > MIN_EMITTED
+        is_due = batch.so_far > MIN_EMITTED
         if isinstance(self.rule, UniformSkipping):
-            return may & (self._rounds % self.rule.interval == 1)
-        return may
+            is_due = is_due & (self._rounds % self.rule.interval == 1)
+        return is_due
 
     def _skips(self, tree: DraftTree, batch: Batch) -> Tensor:
         """[B] whether the round that has drafted this tree is not verified."""
-        due = self._is_due(batch)
+        is_due = self._is_due(batch)
         if isinstance(self.rule, DynamicSkipping):
-            return due & (self.similarity(tree) >= self.rule.threshold)
-        return due
+            is_due = is_due & (self.similarity(tree) >= self.rule.threshold)
+        return is_due
 
     def similarity(self, tree: DraftTree) -> Tensor:
-        """[B] mean similarity of every second path of a tree (see `DynamicSkipping`); 0 if there is
-        one path.
+        """The mean similarity [B] of every second path of a tree (see `DynamicSkipping`); 0 if
+        there is only one path.
         """
         leaf = _leaves(tree)
         depth = tree.shape.depth.expand_as(tree.tokens)
@@ -193,7 +195,7 @@ class SkippingDrafting(Drafting[Batch]):
         return tokens[:, : self.depth], length.minimum(mean)
 
     def _ahead(self, batch: Batch, path: Tensor, skipped: Tensor) -> Batch:
-        """The batch as it is behind the path."""
+        """The batch as it is after the path."""
         ahead = copy(batch)
         ahead.emitted = batch.emitted + skipped
         last = path.gather(1, (skipped - 1).clamp_min(0)[:, None])[:, 0]
@@ -245,11 +247,13 @@ class SkippingDrafting(Drafting[Batch]):
         width = below.tokens.shape[1]
         skipped = tree.skipped[:, None]
         order = torch.arange(self.depth + width, device=logits.device).expand(len(logits), -1)
-        behind = (order - skipped).clamp(0, width - 1)  # place in what was verified
+        place = (order - skipped).clamp(0, width - 1)  # in what was verified
         tokens = torch.where(
-            order < skipped, pad(tree.path, (0, width)), below.tokens.gather(1, behind)
+            order < skipped, pad(tree.path, (0, width)), below.tokens.gather(1, place)
         )
-        slot = behind if below.path is None else below.path.gather(1, behind)
+        slot = place
+        if below.path is not None:
+            slot = below.path.gather(1, place)
         path = torch.where(order <= skipped, order, slot + self.depth)
         return AcceptResult(
             path, tokens, below.num_accepted + tree.skipped, below.next_root, below.nonfinite
@@ -262,9 +266,9 @@ class SkippingDrafting(Drafting[Batch]):
         last = batch.per_row(counts)[:, None] + self._order[: self.depth]
         known = torch.cat([self._recent, features], 1)
         self._recent = known.gather(1, last[..., None].expand(-1, -1, known.shape[2]))
-        self._rounds = self._rounds + (
-            1 + (tree.skipped > 0).long() if isinstance(tree, SkippedTree) else 1
-        )
+        self._rounds = self._rounds + 1
+        if isinstance(tree, SkippedTree):
+            self._rounds = self._rounds + (tree.skipped > 0).long()
         tokens = result.tokens
         if batch.static:  # the drafter's memory has the size of the longest pass
             missing = self.max_levels + 1 - tokens.shape[1]
@@ -282,16 +286,18 @@ class SkippingDrafting(Drafting[Batch]):
             self._may_skip = bool(bounds[0])
 
     def usual_bounds(self, images: int) -> Mapping[tuple[int, ...], float]:
-        # Share of an image's passes; images do not skip in step. How often trees are similar is not
-        # known before.
-        share = 1 / (self.rule.interval - 1) if isinstance(self.rule, UniformSkipping) else 1.0
+        # the share of an image's passes that may skip; images do not skip in step, and how often
+        # trees are similar is not known before
+        share = 1.0
+        if isinstance(self.rule, UniformSkipping):
+            share = 1 / (self.rule.interval - 1)
         shortest = (1 - share) ** images
         return {(1,): 1 - shortest, (0,): shortest}
 
 
 def _able(config: DecodingConfig, inner: Drafting[Any]) -> tuple[TreeDrafting, CachedDrafter]:
-    """The drafting and its drafter. ConfigError if a plugin's class cannot do what its config
-    says.
+    """The drafting and its drafter. Raises ConfigError if a plugin's class cannot do what its
+    config says.
     """
     rule = config.acceptance.verification
     drafter = config.drafter
@@ -322,7 +328,7 @@ def _able(config: DecodingConfig, inner: Drafting[Any]) -> tuple[TreeDrafting, C
 
 
 def _leaves(tree: DraftTree) -> Tensor:
-    """[B, N] nodes that exist with all of their ancestors, and have no such children."""
+    """Whether each node [B, N] exists with all of its ancestors, and has no such children."""
     parents = tree.shape.parents.expand_as(tree.tokens) + 1
     exists = ~(tree.shape.mask[:, 1:, 1:] & ~tree.exists[:, None]).any(2)
     children = parents.new_zeros(len(parents), parents.shape[1] + 1).scatter_add(
@@ -332,12 +338,12 @@ def _leaves(tree: DraftTree) -> Tensor:
 
 
 def _paths_before(tree: DraftTree, leaf: Tensor) -> Tensor:
-    """[B, N] how many paths are in front of a leaf's, depth first: those of earlier siblings, of
-    its own and of its ancestors. leaf [B, N]: the paths' ends.
+    """How many paths precede each node's, depth first, [B, N]: those of its own earlier siblings
+    and of its ancestors'. `leaf` [B, N] marks the paths' ends.
     """
     is_on = tree.shape.mask[:, 1:, 1:]
     parents = tree.shape.parents
-    paths = (is_on & leaf[..., None]).sum(1)  # that a node is on
+    paths = (is_on & leaf[..., None]).sum(1)  # how many paths each node is on
     is_earlier = (parents[:, :, None] == parents[:, None]).tril(-1)
     before_siblings = (is_earlier * paths[:, None]).sum(2)
     return (is_on * before_siblings[:, None]).sum(2)

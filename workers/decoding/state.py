@@ -38,41 +38,40 @@ class Request:
     sample: int = 0
 
 
-# Steps of `max_emitted` in static batches.
-_MIN_SPAN_STEP = 32
+# In static batches `max_emitted` is rounded up to one of so many values, at least so far apart.
 _MAX_SPANS = 16
+_MIN_SPAN_STEP = 32
 
 
 class Batch:
     """B captions in flight. Rows of the transformer are the B conditional streams, then, under
-    classifier-free guidance of scale `cfg`, the B unconditional ones.
-
-    rng: the images' random numbers. emitted [B]: image tokens emitted so far. root [B]: the last of
-    them, whose keys and values are not cached yet. Row b of the cache holds prompt_len + emitted[b]
-    - 1 positions. failed_prefills [B]: 1 where the probs of the first token were not finite, else
-    0.
+    classifier-free guidance of scale `cfg`, the B unconditional ones (R = streams x B). Row b of
+    the cache holds prompt_len + emitted[b] - 1 positions.
 
     Images are decoded in raster order here. A subclass may decode an image at F `wavefronts` at
     once. What drafters and the acceptor read then has an entry for every wavefront, as if each were
     a caption, [F * B]: all captions' first wavefronts come first. Only what is said to be of images
     has B entries.
 
-    row_ends: the end-of-row tokens, for targets that have them.
-
-    buffers: the tensors that passes replace; a drafter or drafting adds its own.
-
-    graphs: the CUDA graphs of passes, made by `capture`; None: passes run eagerly. A batch with
-    graphs is `static`: its addresses do not change, and its shapes only with the number of rows and
-    in steps of many tokens. A row without an image is idle then: it is computed and emits nothing.
-
-    The next `reach` positions of every row (R = streams x B): token_positions [B, reach], from the
-    next image token on; columns [R, reach], from the root's cache column on; rope_positions [R,
-    reach], the entries of those columns in the rotation table (the same numbers, unless `row_ends`
-    have columns between prompt and image).
+    A batch with CUDA graphs is `static`: its addresses do not change, and its shapes only with the
+    number of rows and in steps of many tokens. A row without an image is idle then: it is computed
+    and emits nothing.
     """
 
-    token_positions: Tensor
-    columns: Tensor
+    rng: CounterRNG  # the images' random numbers
+    emitted: Tensor  # [B] how many image tokens are emitted
+    root: Tensor  # [B] the last emitted token, whose keys and values are not cached yet
+    # [B] 1 for images whose first token had probs that were not finite, else 0.
+    failed_prefills: Tensor
+    row_ends: RowEnds | None  # the end-of-row tokens, for targets that have them
+    # The tensors that passes replace. A drafter or drafting adds its own.
+    buffers: RowBuffers
+    graphs: PassGraphs | None  # the CUDA graphs of passes; None if they run eagerly
+    # The next `reach` positions of every row.
+    token_positions: Tensor  # [B, reach] positions from the next image token on
+    columns: Tensor  # [R, reach] cache columns from the root's on
+    # [R, reach] the entries of `columns` in the rotation table: the same numbers, unless `row_ends`
+    # have columns between prompt and image.
     rope_positions: Tensor
 
     @classmethod
@@ -109,10 +108,12 @@ class Batch:
         self._advances = torch.ones_like(self.emitted)  # 0 in idle rows
         self.failed_prefills = torch.zeros(size, dtype=torch.int64, device=device)
         self.row_ends = row_ends
-        # column of the image's first token
-        self.image_column = prompt_len + (row_ends.rows if row_ends else 0)
+        self.image_column = prompt_len  # the column of the image's first token
+        order = None
+        if row_ends:
+            self.image_column += row_ends.rows
+            order = row_ends.sequence_order(cache.columns, device)
         self.sync_host_counts([1])
-        order = row_ends.sequence_order(cache.columns, device) if row_ends else None
         self.attention_mask = AttentionMask(
             self.streams * size,
             cache.columns,
@@ -122,7 +123,7 @@ class Batch:
         )
         self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
         self._offsets = torch.arange(reach, device=device)
-        # but for `emitted`
+        # `columns` is this plus `emitted`
         self._columns = (self._offsets + (self.image_column - 1)).expand(self.streams, 1, -1)
         self._update_positions()
         self.buffers = RowBuffers(size, fixed=self.static)
@@ -154,12 +155,14 @@ class Batch:
 
     @property
     def so_far(self) -> Tensor:
-        """[B] tokens emitted of each image."""
+        """How many tokens of each image are emitted, [B]."""
         return self.emitted
 
     def by_image(self, x: Tensor, reduce: Callable[[Tensor, int], Tensor]) -> Tensor:
         """What is reported of each image [B], from values of each wavefront."""
-        return x if self.wavefronts == 1 else reduce(x.view(self.wavefronts, -1), 0)
+        if self.wavefronts == 1:
+            return x
+        return reduce(x.view(self.wavefronts, -1), 0)
 
     def rows(self, indices: Tensor) -> Tensor:
         """Transformer rows of the captions at indices [n]: the conditional rows, then the
@@ -214,17 +217,17 @@ class Batch:
 
     @property
     def keys(self) -> Tensor:
-        """[B] keys of the images' random numbers."""
+        """The keys [B] of the images' random numbers."""
         return self.rng.keys
 
     @property
     def tokens(self) -> Tensor:
-        """[B, image_len] image tokens; undefined from index emitted[b] on."""
+        """The image tokens [B, image_len]; they are undefined from index emitted[b] on."""
         return self._tokens[:, : self.image_len]
 
     @property
     def remaining(self) -> Tensor:
-        """[B] image tokens that are not emitted yet."""
+        """How many image tokens are not emitted yet, [B]."""
         return self.image_len - self.emitted
 
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
@@ -252,10 +255,14 @@ class Batch:
         valid: Tensor,
         nonfinite: Tensor | None = None,
     ) -> None:
-        """Put new captions at indices [n]: their keys [n], first tokens [n] and prompt validity [n
-        * streams, P].
+        """Put new captions at indices of the batch.
 
-        nonfinite [n]: where the probs of the first tokens were not finite; None: nowhere.
+        Args:
+            indices: [n] where the captions are put.
+            keys: [n] the keys of their random numbers.
+            first_tokens: [n] their first tokens.
+            valid: [n * streams, P] which tokens of their prompts may be attended to.
+            nonfinite: [n] whether the probs of a first token were not finite; None if all were.
         """
         self.rng.admit(indices, keys)
         self.emitted[indices] = 1
@@ -295,4 +302,6 @@ class Batch:
     def _update_positions(self) -> None:
         self.token_positions = self.emitted[:, None] + self._offsets
         self.columns = (self.emitted[:, None] + self._columns).flatten(0, 1)
-        self.rope_positions = self.columns - self.row_ends.rows if self.row_ends else self.columns
+        self.rope_positions = self.columns
+        if self.row_ends:
+            self.rope_positions = self.columns - self.row_ends.rows

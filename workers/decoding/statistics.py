@@ -13,18 +13,15 @@ from workers.decoding.timer import PHASES, PhaseTimer
 
 @dataclass(frozen=True, slots=True)
 class ImageStatistics:
-    """The passes of one image.
-
-    Per pass: `emitted` tokens (accepted drafts + 1), token index `position` of the first emitted
-    token, levels drafted (`depth`) and `nodes` that the target reads behind the root. A pass with
-    an unverified path drafts the levels of two trees, and emits and reads the path's tokens as
-    well. `seconds` by phase: the image's equal share of its prefill and of each of its passes.
+    """The passes of one image. A pass with an unverified path drafts the levels of two trees, and
+    emits and reads the path's tokens as well.
     """
 
-    emitted: Tensor  # [passes] int64
-    position: Tensor  # [passes]
-    depth: Tensor  # [passes]
-    nodes: Tensor  # [passes]
+    emitted: Tensor  # [passes] emitted tokens, int64: the accepted drafts and one more
+    position: Tensor  # [passes] the token index of the first emitted token
+    depth: Tensor  # [passes] levels drafted
+    nodes: Tensor  # [passes] nodes that the target reads after the root
+    # By phase, the image's equal share of its prefill and of each of its passes.
     seconds: dict[str, float]
 
     @property
@@ -57,34 +54,32 @@ class ImageStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One finished image: its request, its tokens [image_len] (int64, CPU) and its statistics."""
+    """One finished image."""
 
     request: Request
-    tokens: Tensor
+    tokens: Tensor  # [image_len] int64 on the CPU
     statistics: ImageStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class PassCounts:
-    """What a pass did, for every row: image tokens `so_far`, `emitted` tokens, drafted tree `depth`
-    and `nodes`.
-    """
+    """What a pass did, for every row."""
 
-    so_far: list[int]
-    emitted: list[int]
-    depth: list[int]
-    nodes: list[int]
+    so_far: list[int]  # image tokens emitted by all passes
+    emitted: list[int]  # image tokens emitted by this pass
+    depth: list[int]  # levels drafted
+    nodes: list[int]  # nodes drafted
 
 
 class StatisticsRecorder:
     """Collects the passes of every row of a batch until its image is finished."""
 
     def __init__(self, size: int, timer: PhaseTimer) -> None:
-        self.requests: list[Request | None] = [None] * size  # None: no image is open at this row
-        # emitted, depth, nodes
+        self.requests: list[Request | None] = [None] * size  # None at rows without an open image
+        # for each row, the emitted tokens, depth and nodes of every pass
         self._passes: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]
         self._timer = timer
-        self._share = dict.fromkeys(PHASES, 0.0)  # seconds: one row's share of all passes so far
+        self._share = dict.fromkeys(PHASES, 0.0)  # one row's share of all passes' seconds
         self._start_share: list[dict[str, float]] = [{}] * size
 
     @property
@@ -93,8 +88,8 @@ class StatisticsRecorder:
         return [row for row, request in enumerate(self.requests) if request is not None]
 
     def open(self, rows: list[int], requests: list[Request], seconds: float = 0.0) -> None:
-        """Start new images at these rows, whose prefill the timer has just measured but for
-        `seconds` of each.
+        """Start new images at these rows. The timer has just measured their prefill, but for
+        `seconds` of each image, which were measured before.
         """
         prefill = seconds + self._timer.take()["prefill"] / len(rows)
         for row, request in zip(rows, requests, strict=True):

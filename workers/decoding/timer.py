@@ -23,6 +23,7 @@ class PhaseTimer:
         self._last_event: torch.cuda.Event | None = None
 
     def start(self) -> PhaseTimer:
+        """Begin to measure, and return the timer."""
         if self._cuda:
             self._last_event = _record_event()
         else:

@@ -21,12 +21,12 @@ from workers.models.masks import additive_mask
 class TreeShape:
     """The parent-child relations of a tree, derived once from the parents."""
 
-    parents: Tensor  # [B|1, N] node index, -1 = root
-    depth: Tensor  # [B|1, N] 1-based
+    parents: Tensor  # [B|1, N] the index of each node's parent; -1 is the root
+    depth: Tensor  # [B|1, N] each node's distance from the root, at least 1
     # [B|1, N+1, N+1] True where slot s attends to slot t (itself, an ancestor, or the root).
     mask: Tensor
-    children: Tensor  # [B|1, N+1, C] the slot of a slot's child of rank c, 0 = none
-    max_depth: int
+    children: Tensor  # [B|1, N+1, C] the slot of a slot's child of rank c; 0 if there is none
+    max_depth: int  # the largest depth that a node may have
     is_chain: bool = False  # every slot is the child of the slot before it
     offsets: Tensor = field(init=False)  # [B|1, N+1] each slot's distance from the root
     additive_mask: Tensor = field(init=False)  # [B|1, N+1, N+1] `mask` in additive form
@@ -59,7 +59,8 @@ def _ancestor_mask(parent_slots: Tensor, max_depth: int) -> Tensor:
     ancestors = with_root(parent_slots)  # each slot's ancestor at the next distance
     mask = identity(slots, parent_slots.device).expand(batch, -1, -1)
     for doubling in range(max_depth.bit_length()):
-        ancestors = ancestors.gather(1, ancestors) if doubling else ancestors
+        if doubling:
+            ancestors = ancestors.gather(1, ancestors)
         mask = mask | mask.gather(1, ancestors[..., None].expand(batch, slots, slots))
     return mask
 
@@ -103,7 +104,7 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
 
 
 def row_starts(rows: int, entries: int, device: torch.device) -> Tensor:
-    """[rows] the index of each row's first entry, when rows of so many entries are flattened."""
+    """The index [rows] of each row's first entry, when rows of so many entries are flattened."""
     return arange(0, rows * entries, entries, device)
 
 
@@ -120,27 +121,29 @@ def gather_rows(table: Tensor, index: Tensor) -> Tensor:
 class DraftTree:
     """The drafts of one pass."""
 
-    tokens: Tensor  # [B, N]
+    tokens: Tensor  # [B, N] the nodes' tokens
     # [B, N] False for a node that was not drafted (beyond the drafter's support, or beyond the
     # row's own depth or width).
     exists: Tensor
     shape: TreeShape
-    levels: Tensor  # [B] levels drafted for each row
+    levels: Tensor  # [B] how many levels were drafted for each row
     # [B, M, V] the distributions that children were sampled from. None if the children were chosen
     # and not sampled: their proposal probability counts as 1.
     probs: Tensor | None = None
     # [B|1, N+1] which of the distributions the children of a slot were sampled from.
     probs_index: Tensor | None = None
-    # [B] the drafter gave a distribution with NaNs; None: not checked.
+    # [B] whether the drafter gave a distribution with NaNs. None if that was not checked.
     nonfinite: Tensor | None = None
     # [B, N] the log confidence by which a dynamic tree chose its nodes.
     scores: Tensor | None = None
-    counts: Tensor | None = None  # [B] nodes that exist, if the policy knows it
+    counts: Tensor | None = None  # [B] how many nodes exist, if the policy knows it
 
     @property
     def num_nodes(self) -> Tensor:
-        """[B] nodes that exist; in a chain they are the first ones."""
-        return self.exists.sum(1) if self.counts is None else self.counts
+        """How many nodes exist, [B]; in a chain they are the first ones."""
+        if self.counts is not None:
+            return self.counts
+        return self.exists.sum(1)
 
     def proposal_probs(self, slots: Tensor) -> Tensor | None:
         """The distributions [B, V] that the children of `slots` [B] were sampled from; None if they
