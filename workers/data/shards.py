@@ -162,11 +162,11 @@ class TimingSession(Serializable):
     again until the costs are precise.
     """
 
-    configs: tuple[DecodingConfig, ...]  # vanilla's first
-    start: int
-    stop: int
+    configs: tuple[DecodingConfig, ...]  # the configs to time, vanilla's first
+    start: int  # the first caption
+    stop: int  # the caption after the last
     batches: tuple[int, ...]  # the batch sizes
-    repetitions: int  # at most
+    repetitions: int  # most repetitions
     precision: float = 0.0  # relative standard error of the costs that ends the repetitions
     number: int = 0  # tells apart sessions of a sweep that are equal in all else
     kind: ClassVar[str] = "timing"

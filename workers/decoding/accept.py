@@ -115,7 +115,7 @@ class Acceptor:
         self._exact_greedy = rule.is_exact(temperature=0.0)
 
     def __call__(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
-        """Decide a pass. logits [B, N+1, V]: the target's guided logits after each slot.
+        """Decide a pass by the target's guided logits after each slot, [B, N+1, V].
 
         At most batch.remaining - 1 drafts are accepted: the resampled or bonus token is the image's
         last.

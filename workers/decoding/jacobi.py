@@ -189,7 +189,7 @@ class JacobiWindow(Drafting[AnyBatch]):
             return
         drafts = depths.clamp(max=length - 1)
         old_probs = self.probs
-        memory: Tensor | None = self.probs  # of the old probs, free unless drafts are kept
+        memory: Tensor | None = self.probs  # what the old probs take is free unless drafts are kept
         if self._params.keeps_drafts:
             old_probs = self._rows(self.probs, drafts)
             memory = None

@@ -105,4 +105,4 @@ class RowWindows(JacobiWindow[RowsBatch]):
         result.num_emitted = result.num_emitted - withheld
         super().commit(batch, tree, result, logits, features)
         self.known = self.known * batch.is_open
-        batch.rng.renew(withheld)  # their positions are tested again
+        batch.rng.renew(withheld)  # the positions are tested again

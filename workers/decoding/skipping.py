@@ -247,7 +247,7 @@ class SkippingDrafting(Drafting[Batch]):
         width = below.tokens.shape[1]
         skipped = tree.skipped[:, None]
         order = torch.arange(self.depth + width, device=logits.device).expand(len(logits), -1)
-        place = (order - skipped).clamp(0, width - 1)  # in what was verified
+        place = (order - skipped).clamp(0, width - 1)  # index in what was verified
         tokens = torch.where(
             order < skipped, pad(tree.path, (0, width)), below.tokens.gather(1, place)
         )

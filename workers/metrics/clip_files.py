@@ -159,13 +159,16 @@ def open_folder(folder: Path, kind: Callable[..., C]) -> tuple[C, Path]:
 
 def load_clip_folder(folder: Path, *, texts: bool = True, side: int | None = None) -> Clip:
     """The CLIP of a folder in the Hugging Face layout (config.json, weights and, for texts, the
-    tokenizer's files).
+    tokenizer's files), frozen, in evaluation mode, in fp32.
 
-    Frozen, in evaluation mode, fp32. texts, side: see `Clip`.
+    Args:
+        folder: where the files are.
+        texts: whether captions are embedded too, which needs the tokenizer.
+        side: see `Clip`.
 
     Raises:
-        WeightsError: no such folder; one of its files is missing, damaged, or of another model; it
-            is named.
+        WeightsError: there is no such folder, or one of its files, which the error names, is
+            missing, damaged, or of another model.
     """
     from transformers import CLIPConfig
 

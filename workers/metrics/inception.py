@@ -57,7 +57,7 @@ _Kernel = int | tuple[int, int]
 class _Conv(NamedTuple):
     """One convolution of a branch."""
 
-    name: str  # as in the file
+    name: str  # its name in the weight file
     channels: int
     kernel: _Kernel = 1
     stride: int = 1

@@ -187,7 +187,7 @@ class PriceList:
     def __init__(self, sessions: Iterable[TimedSession] = (), problems: Sequence[str] = ()) -> None:
         ordered = sorted(sessions, key=lambda session: session.started)
         self.problems = tuple(problems)  # why other sessions cannot be used
-        self.sessions = len(ordered)  # their number
+        self.sessions = len(ordered)  # the number of sessions
         found: dict[Device, dict[int, list[Session]]] = {}
         vanilla: dict[Device, DecodingConfig] = {}
         shapes: dict[Device, set[Hashable]] = {}  # timed during the sweep

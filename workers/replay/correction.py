@@ -28,7 +28,7 @@ Kind = tuple[str, str]  # kinds of drafter and tree
 # Standard deviations among which cross-validation chooses.
 _OFFSETS = (0.003, 0.01, 0.03, 0.1)
 _SLOPES = (0.03, 0.1, 0.3)
-_NOISES = (0.003, 0.01, 0.02, 0.04)  # of what offset and slope do not explain
+_NOISES = (0.003, 0.01, 0.02, 0.04)  # see `Scales`
 
 
 class Observation(NamedTuple):
@@ -45,7 +45,7 @@ class Scales:
 
     offset: float
     slope: float
-    noise: float  # of what offset and slope do not explain
+    noise: float  # what offset and slope do not explain
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -167,7 +167,8 @@ class _Siblings:
         self, rank: int, rows: Tensor, x: Tensor, omega: Tensor, mass: NeighbourhoodMass
     ) -> None:
         """Replace the residuals of rows whose children x of this rank may be rejected."""
-        r, p = self.residual[rows], None if self.proposal is None else self.proposal[rows]
+        r = self.residual[rows]
+        p = None if self.proposal is None else self.proposal[rows]
         tables = self._ranked_tables(rank, rows)
         after_rejection = self.rule.residual(r, p, x, omega, mass, tables)
         if self.optimal is not None:

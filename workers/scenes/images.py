@@ -236,7 +236,7 @@ def _paint(
     outline.
     """
     base = torch.tensor(list(_RGB.values()), device=colour.device)[colour.clamp(min=0)]
-    weights = torch.tensor([0.30, 0.59, 0.11], device=colour.device)  # of red, green and blue
+    weights = torch.tensor([0.30, 0.59, 0.11], device=colour.device)  # for red, green, blue
     light = (base * weights).sum(1, keepdim=True) > 0.55
     other = torch.where(light, base * 0.5, base + 0.62 * (1 - base))[:, :, None, None]
     x, y = x.expand(distance.shape), y.expand(distance.shape)

@@ -343,7 +343,7 @@ def train_by_recipe(
     else:
         loss = drafter_loss(target, drafter, train_data, recipe)
     if ProcessGroup.current().is_main and not (resume and (out / f"{kind}.checkpoint.pt").exists()):
-        weights.unlink(missing_ok=True)  # of an earlier training
+        weights.unlink(missing_ok=True)  # an earlier training may have left them
     facts = asdict(recipe)
     data_pair = (train_data, held_out)
     train_drafter(
