@@ -104,8 +104,7 @@ class Sweep(results.Sweep):
     ) -> Choice:
         """The trial that is best in `x` among those that meet all limits, such as "fid <= 1.2 *
         vanilla": by the value that 90 % of draws from its error exceed (see `recommend`).
-
-        lossless: only among settings that leave the distribution of images as it is.
+        `lossless` leaves out settings that change the distribution of images.
 
         Raises:
             QueryError: no trial meets the limits, or one cannot be parsed.

@@ -127,11 +127,10 @@ class Clip(ClipTowers):
 
 
 def open_folder(folder: Path, kind: Callable[..., C]) -> tuple[C, Path]:
-    """The config of a folder in the Hugging Face layout, and its weight file. kind: the config's
-    class.
+    """The config, of class `kind`, of a folder in the Hugging Face layout, and its weight file.
 
     Raises:
-        WeightsError: no such folder; its config is of another model; it has no weights.
+        WeightsError: there is no such folder, its config is of another model, or it has no weights.
     """
     model = str(getattr(kind, "model_type", ""))
     if not folder.is_dir():

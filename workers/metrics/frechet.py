@@ -70,9 +70,9 @@ def distance_to_reference(features: Tensor, reference: Gaussian, blocks: Tensor)
     """Distance of images' features [n, d] to a fixed reference, whose own sampling noise does not
     count ("fid").
 
-    blocks: each image's block [n], which the jackknife leaves out in turn. Its error holds where
-    the distance is well above its noise floor; at the floor itself (two samples of one
-    distribution) the distance is quadratic in the noise, and the error is only its order of
+    The jackknife leaves out the blocks in turn, of which each image has one: `blocks` [n]. Its
+    error holds where the distance is well above its noise floor; at the floor itself (two samples
+    of one distribution) the distance is quadratic in the noise, and the error is only its order of
     magnitude.
     """
     gaussians = _LeftOutGaussians(features, blocks)

@@ -123,8 +123,8 @@ class ImageReward(nn.Module):
 def load_image_reward(
     path: Path, *, vision: BlipVisionConfig | None = None, text: BlipTextConfig | None = None
 ) -> ImageReward:
-    """Load the model and the tokenizer next to it. vision, text: the configs of the towers
-    (default: those of v1).
+    """Load the model and the tokenizer next to it. `vision` and `text` are the configs of the
+    towers; by default they are those of v1.
 
     Raises:
         WeightsError: the file is missing, damaged, or of another model or size; there is no

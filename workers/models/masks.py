@@ -49,7 +49,9 @@ class AttentionMask:
         device: torch.device,
         order: Tensor | None = None,
     ) -> None:
-        """order [columns]: each column's place in the sequence (None: the columns are in order)."""
+        """`order` [columns] is each column's place in the sequence; without one, the columns are in
+        order.
+        """
         order = torch.arange(columns, device=device) if order is None else order
         self._causal = additive_mask(order[:, None] >= order).to(dtype)  # [columns, columns]
         self.padding = torch.zeros(rows, columns, dtype=dtype, device=device)
