@@ -131,17 +131,8 @@ class Batch:
         self.buffers.add_cache(cache)
         self.buffers.add(self.rng, "keys")
         self.buffers.add(self.attention_mask, "padding")
-        self.buffers.add(
-            self,
-            "emitted",
-            "root",
-            "_advances",
-            "failed_prefills",
-            "_tokens",
-            "token_positions",
-            "columns",
-            "rope_positions",
-        )
+        self.buffers.add(self, "emitted", "root", "_advances", "failed_prefills", "_tokens")
+        self.buffers.add(self, "token_positions", "columns", "rope_positions")
 
     @property
     def images(self) -> int:
