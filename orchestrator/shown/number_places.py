@@ -1,5 +1,8 @@
 """Positions of numbers beside their points: clear of marks, lines and one another. All lengths are
 in 1/72 inch.
+
+The library adjustText was tried in its place: in small plots it put numbers on lines and on marks,
+and some outside of the plot.
 """
 
 from __future__ import annotations
