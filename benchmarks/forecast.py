@@ -86,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         storage = find_sweep(location)
         sweep = SweepConfig.parse(read_sweep_text(storage), location)
         print(location)
-        print_moments(replay(list(filter(None, read_events(storage))), sweep))
+        events = [event for event in read_events(storage) if isinstance(event, Event)]
+        print_moments(replay(events, sweep))
 
 
 if __name__ == "__main__":

@@ -291,11 +291,7 @@ def _check_racing(found: Inspection) -> None:
 
 
 def _check_constraints(found: Inspection) -> None:
-    """Constraints that multiply a value of vanilla that is 0 by definition. A resumed sweep may
-    have them: an older version let it start.
-    """
-    if found.identity is not None:
-        return
+    """Constraints that multiply a value of vanilla that is 0 by definition."""
     for index, constraint in enumerate(found.sweep.constraints):
         vanilla = found.metrics[constraint.metric].vanilla
         if vanilla is not None:

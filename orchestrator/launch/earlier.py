@@ -40,7 +40,7 @@ from search_spaces.params import ConfigError
 from search_spaces.sweep import VANILLA, SweepConfig
 from search_spaces.sweep_sections import Enqueued
 from search_spaces.trial import DecodingConfig
-from workers.data.checked_json import dump_checked, load_checked
+from workers.data.checked_json import OtherVersionError, dump_checked, load_checked
 from workers.data.shards import plan_quality
 from workers.data.storage import Storage
 
@@ -203,22 +203,24 @@ class Earlier:
         """What the sweep of a store has taken over; None if it is a new one, or took over nothing.
 
         Raises:
-            ValueError: the file is damaged.
+            ValueError: the file is damaged, or another version of specfrontier wrote it.
         """
         if not storage.exists(files.EARLIER):
             return None
+        where = storage.locate(files.EARLIER)
+        fix = "launch under another --name, with the same --from"
+        try:
+            plain = load_checked(storage.read(files.EARLIER))
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}; {fix}") from error
         try:
             with plugins_of(storage):
-                plain = load_checked(storage.read(files.EARLIER))
                 front = tuple(Enqueued.read(entry, None) for entry in plain["front"])
                 return cls(tuple(map(Source.from_mapping, plain["sources"])), front)
         except ConfigError as error:  # of a plugin that is not loaded
-            raise ConfigError(error.path, error.problem, storage.locate(files.EARLIER)) from error
+            raise ConfigError(error.path, error.problem, where) from error
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{storage.locate(files.EARLIER)}: damaged ({error}); launch under another "
-                "--name, with the same --from"
-            ) from error
+            raise ValueError(f"{where}: {OtherVersionError(error)}; {fix}") from error
 
     def at(self, places: Mapping[str, str]) -> Self:
         """The same with these places of the sources, by their names without credentials; the file

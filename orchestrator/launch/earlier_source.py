@@ -25,7 +25,7 @@ from search_spaces.plain_data import field_types, fit_entries, fit_type
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import read_captions
-from workers.data.checked_json import load_checked
+from workers.data.checked_json import parse_checked
 from workers.data.shards import FORMAT, Experiment
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
@@ -262,14 +262,17 @@ def _trials_before(sweep: Sweep) -> int:
     """The number of trials of the sweeps that a sweep took over, and of those that they did."""
     if not sweep.storage.exists(files.EARLIER):
         return 0
-    try:
-        sources = load_checked(sweep.storage.read(files.EARLIER))["sources"]
-        counts = [fit_type(int, source["trials"]) for source in sources]
+
+    def count(entries: dict[str, Any]) -> int:
+        counts = [fit_type(int, source["trials"]) for source in entries["sources"]]
         if min(counts, default=0) < 0:
             raise ValueError("a number of trials is negative")
         return sum(counts)
-    except (KeyError, TypeError, ValueError) as error:
+
+    try:
+        return parse_checked(sweep.storage.read(files.EARLIER), count)
+    except ValueError as error:
         raise EarlierSweepError(
-            f"--from {sweep.name}: {sweep.storage.locate(files.EARLIER)} is damaged ({error}); "
-            "restore it, or leave this sweep out"
+            f"--from {sweep.name}: {sweep.storage.locate(files.EARLIER)}: {error}; restore the "
+            "file, or leave this sweep out"
         ) from error

@@ -112,8 +112,9 @@ def check_stored_results(found: Inspection) -> None:
     read_trials(storage)
     if found.identity is not None and found.identity.format != FORMAT:
         raise ValueError(
-            f"{storage.display_name}: this sweep has shards of format {found.identity.format}, and "
-            f"this version of specfrontier writes format {FORMAT}; launch under another --name"
+            f"{storage.display_name}: written by another version of specfrontier (its shards are "
+            f"of format {found.identity.format}, this version's of {FORMAT}); launch under another "
+            "--name"
         )
 
 

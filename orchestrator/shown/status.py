@@ -24,7 +24,7 @@ from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
 from search_spaces.params import expect_mapping
 from search_spaces.plain_data import fit_entries
-from workers.data.checked_json import load_checked
+from workers.data.checked_json import parse_checked
 from workers.data.storage import Storage
 from workers.metrics.timings import Device
 from workers.runtime.logs import log_folder
@@ -255,16 +255,17 @@ def _taken(
     if not storage.exists(files.EARLIER):
         return None
     types = {"name": str, "records": tuple[str, ...]}
-    try:
-        sources = [
-            fit_entries(types, expect_mapping(s))
-            for s in load_checked(storage.read(files.EARLIER))["sources"]
-        ]
-        names = [source["name"] for source in sources]
+
+    def parse(entries: dict[str, Any]) -> tuple[list[str], int]:
+        sources = [fit_entries(types, expect_mapping(source)) for source in entries["sources"]]
         reported = sum(len(source["records"]) for source in sources)
-    except (KeyError, TypeError, ValueError) as error:
-        fix = "restore it; without it the sweep cannot be resumed"
-        raise ValueError(f"{storage.locate(files.EARLIER)}: damaged ({error}); {fix}") from error
+        return [source["name"] for source in sources], reported
+
+    try:
+        names, reported = parse_checked(storage.read(files.EARLIER), parse)
+    except ValueError as error:
+        fix = "restore the file; without it the sweep cannot be resumed"
+        raise ValueError(f"{storage.locate(files.EARLIER)}: {error}; {fix}") from error
     copied = progress.taken | Counter(
         {record.number: record.taken * (record.duplicate_of is None) for record in records}
     )
@@ -278,9 +279,13 @@ def _damage(
     # the last line may be one that it is writing
     damaged = progress.damaged - (is_running and progress.ends_damaged)
     problems = []
-    if damaged:
-        verb = "is" if damaged == 1 else "are"
-        problems.append(f"{counted(damaged, 'damaged line')} {verb} left out")
+    for count, kind, origin in (
+        (damaged, "damaged line", ""),
+        (progress.of_other_versions, "line", " of another version of specfrontier"),
+    ):
+        if count:
+            verb = "is" if count == 1 else "are"
+            problems.append(f"{counted(count, kind)}{origin} {verb} left out")
     missing = [str(record.number) for record in records if record.number not in progress.finished]
     if missing:
         problems.append(f"the end of trial {', '.join(missing[:_MAX_TRIALS])} is missing")

@@ -13,12 +13,14 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from workers.data.checked_json import dump_checked, load_checked
+from workers.data.checked_json import OtherVersionError, dump_checked, load_checked
 from workers.data.files import open_regular
 from workers.data.storage import Storage
 
+# an object, an error if another version of specfrontier wrote it, or None if it is damaged
+Line: TypeAlias = dict[str, Any] | OtherVersionError | None
 _LINE = re.compile(r"# checksum: ([0-9a-f]{16})")
 
 
@@ -31,16 +33,19 @@ def load_yaml(data: bytes) -> str:
     """The text of a YAML file without its checksum.
 
     Raises:
-        ValueError: changed since it was written, or not UTF-8.
+        OtherVersionError: it has no checksum.
+        ValueError: damaged: changed since it was written, or not UTF-8.
     """
-    text = data.decode()
-    first, _, rest = text.partition("\n")
-    is_comment = first.startswith("# ") or "# ".startswith(first)  # it may be cut
-    if not is_comment and "checksum" not in first:
-        return text
+    try:
+        first, _, rest = data.decode().partition("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"damaged ({error})") from error
     found = _LINE.fullmatch(first)
+    is_cut = first.startswith("#") or not first
+    if found is None and "checksum" not in first and not is_cut:
+        raise OtherVersionError("it has no checksum")
     if found is None or _digest(rest) != found[1]:
-        raise ValueError("changed since it was written: its checksum differs")
+        raise ValueError("damaged (its checksum differs)")
     return rest
 
 
@@ -69,18 +74,9 @@ def append_line(path: Path, entry: Mapping[str, Any], *, sync: bool = True) -> N
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def scan_lines(storage: Storage, name: str) -> Iterator[dict[str, Any] | None]:
-    """The objects of a JSON lines file one by one, None for a damaged line; nothing if there is no
-    such file.
-    """
+def scan_lines(storage: Storage, name: str) -> Iterator[Line]:
+    """The lines of a JSON lines file one by one; nothing if there is no such file."""
     return (entry for _, entry in _scan(storage, name))
-
-
-def read_lines(storage: Storage, name: str) -> tuple[list[dict[str, Any]], int]:
-    """All objects of a JSON lines file, and the number of its damaged lines."""
-    lines = list(scan_lines(storage, name))
-    entries = [entry for entry in lines if entry is not None]
-    return entries, len(lines) - len(entries)
 
 
 def drop_damaged_lines(storage: Storage, name: str) -> int:
@@ -95,9 +91,8 @@ def drop_damaged_lines(storage: Storage, name: str) -> int:
     return damaged
 
 
-def _scan(storage: Storage, name: str) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """The lines of a JSON lines file and their objects, None for a damaged one; nothing if there is
-    no such file.
+def _scan(storage: Storage, name: str) -> Iterator[tuple[bytes, Line]]:
+    """The lines of a JSON lines file, each as bytes and parsed; nothing if there is no such file.
 
     The last line is damaged if it is incomplete: its writer was killed, or is still writing. Empty
     lines are skipped.
@@ -108,6 +103,8 @@ def _scan(storage: Storage, name: str) -> Iterator[tuple[bytes, dict[str, Any] |
         for line in lines:
             try:
                 yield line, load_checked(line)
+            except OtherVersionError as error:
+                yield line, error
             except ValueError:
                 if line.strip():
                     yield line, None

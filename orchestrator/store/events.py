@@ -20,7 +20,7 @@ from orchestrator.store.names import SettingNames
 from orchestrator.store.records import State, TrialRecord
 from orchestrator.text import counted
 from search_spaces.plain_data import field_types, fit_entries
-from workers.data.checked_json import check_time
+from workers.data.checked_json import OtherVersionError, check_time
 from workers.data.storage import Storage
 
 
@@ -265,7 +265,7 @@ def parse_event(entry: Mapping[str, Any]) -> Event:
     """The event of a line.
 
     Raises:
-        ValueError: no launch writes such a line.
+        ValueError: no launch of this version writes such a line.
     """
     name = entry.get("event")
     if not isinstance(name, str) or name not in _KINDS:
@@ -289,16 +289,18 @@ def _required(name: str) -> frozenset[str]:
     return frozenset(["at", *needed])
 
 
-def read_events(storage: Storage) -> Iterator[Event | None]:
-    """The events of a sweep one by one, None for a damaged line: a large sweep has as many as
-    shards.
+def read_events(storage: Storage) -> Iterator[Event | OtherVersionError | None]:
+    """The events of a sweep one by one, an error for a line that another version of specfrontier
+    wrote, None for a damaged one: a large sweep has as many as shards.
     """
     for entry in scan_lines(storage, EVENTS):
+        if entry is None or isinstance(entry, OtherVersionError):
+            yield entry
+            continue
         try:
-            event = parse_event(entry or {})
-        except ValueError:  # no launch wrote it
-            event = None
-        yield event
+            yield parse_event(entry)
+        except ValueError as error:
+            yield OtherVersionError(error)
 
 
 def append_event(path: Path, event: Event) -> None:

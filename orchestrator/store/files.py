@@ -142,14 +142,13 @@ def read_sweep_text(storage: Storage) -> str:
     """The text of sweep.yaml; "" if there is none.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or another version of specfrontier wrote it.
     """
     try:
         return load_yaml(storage.read(SWEEP)) if storage.exists(SWEEP) else ""
     except ValueError as error:
         problem = (
-            f"{storage.locate(SWEEP)}: damaged ({error}); remove it: `launch SPACE --resume` "
-            "writes it again"
+            f"{storage.locate(SWEEP)}: {error}; remove it: `launch SPACE --resume` writes it again"
         )
         raise ValueError(problem) from error
 

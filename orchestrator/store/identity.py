@@ -16,7 +16,7 @@ from search_spaces.plain_data import field_types, fit_entries, fit_type
 from search_spaces.plugins import stored_plugins
 from search_spaces.sweep_sections import SweepHeader
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.data.checked_json import check_time, dump_checked, load_checked
+from workers.data.checked_json import OtherVersionError, check_time, dump_checked, parse_checked
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
 
@@ -221,16 +221,17 @@ def read_identity(storage: Storage) -> Identity | None:
     """The identity of a sweep; None if no sweep has started here.
 
     Raises:
-        ValueError: the file is damaged.
+        ValueError: the file is damaged, or another version of specfrontier wrote it.
     """
     if not storage.exists(IDENTITY):
         return None
     try:
-        return Identity.from_mapping(load_checked(storage.read(IDENTITY)))
+        return parse_checked(storage.read(IDENTITY), Identity.from_mapping)
     except ValueError as error:
+        is_other = isinstance(error, OtherVersionError)
+        fix = "use that version" if is_other else "restore the file"
         raise ValueError(
-            f"{storage.locate(IDENTITY)}: damaged ({error}); restore the file, or launch under "
-            "another --name"
+            f"{storage.locate(IDENTITY)}: {error}; {fix}, or launch under another --name"
         ) from error
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 
 from orchestrator.store import events
 from orchestrator.text import clean
+from workers.data.checked_json import OtherVersionError
 from workers.data.storage import Storage
 
 _RECENT_EVENTS = 3
@@ -82,6 +83,7 @@ class SweepProgress:
     last: str | None = None  # when the last event was
 
     damaged: int = 0  # lines of the file
+    of_other_versions: int = 0  # lines of the file that other versions of specfrontier wrote
     ends_damaged: bool = False  # whether the last line is one of them
 
     def update(self, event: events.Event, now: float | None = None) -> None:
@@ -218,6 +220,8 @@ def read_progress(storage: Storage) -> SweepProgress:
         progress.ends_damaged = event is None
         if event is None:
             progress.damaged += 1
+        elif isinstance(event, OtherVersionError):
+            progress.of_other_versions += 1
         else:
             progress.update(event, datetime.fromisoformat(event.at).timestamp())
     return progress

@@ -15,7 +15,12 @@ from search_spaces.constraints import check_metric, split_batch
 from search_spaces.params import ConfigError, at, expect_list, expect_mapping
 from search_spaces.plain_data import field_types, fit_entries, fit_type
 from search_spaces.trial import DecodingConfig, flat_types
-from workers.data.checked_json import check_time, dump_checked, has_intact_checksum, load_checked
+from workers.data.checked_json import (
+    OtherVersionError,
+    check_time,
+    dump_checked,
+    parse_checked,
+)
 from workers.data.storage import Storage, in_parallel
 from workers.metrics.estimate import BLOCKS, Estimate
 
@@ -159,36 +164,41 @@ class TrialRecord:
         """Read what `to_json` wrote.
 
         Raises:
-            ValueError: these bytes are not a trial's record.
+            OtherVersionError: another version of specfrontier wrote these bytes.
+            ValueError: they are damaged.
             ConfigError: its setting is invalid, or of a plugin that is not loaded.
         """
-        try:
-            fields = load_checked(data)
-            config = fields.pop("config")
-            parsed: dict[str, Any] = {
-                "metrics": parse_metrics(fields.pop("metrics")),
-                "history": parse_history(fields.pop("history")),
-                "passes": parse_passes(fields.pop("passes")),
-                "timed_on": {
-                    int(key): fit_type(str, name) for key, name in fields.pop("timed_on").items()
-                },
-            }
-            types = dict(field_types(TrialRecord))
-            del types["own"]
-            parsed |= fit_entries(types, expect_mapping(fields, types))
-            for moment in filter(None, (parsed.get("started"), parsed.get("finished"))):
-                check_time(moment)
-            # the driver knows these names too
-            parsed["shards"] = tuple(map(intern, parsed["shards"]))
-            record = cls(config=None, **parsed)
-            if min(record.number, record.images, record.taken) < 0:
-                raise ValueError("a number is negative")
-            if (record.metrics or record.history) and not config:
-                raise ValueError("it was measured, but has no config")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"not the record of a trial: {error}") from error
+        record, config = parse_checked(data, cls._parse)
+        if not config:
+            return record
         with at("config"):
-            return replace(record, config=DecodingConfig.from_mapping(config)) if config else record
+            return replace(record, config=DecodingConfig.from_mapping(config))
+
+    @classmethod
+    def _parse(cls, entries: dict[str, Any]) -> tuple[TrialRecord, Any]:
+        """The record of these entries without its config, and the config as plain data."""
+        config = entries.pop("config")
+        parsed: dict[str, Any] = {
+            "metrics": parse_metrics(entries.pop("metrics")),
+            "history": parse_history(entries.pop("history")),
+            "passes": parse_passes(entries.pop("passes")),
+            "timed_on": {
+                int(key): fit_type(str, name) for key, name in entries.pop("timed_on").items()
+            },
+        }
+        types = dict(field_types(TrialRecord))
+        del types["own"]
+        parsed |= fit_entries(types, expect_mapping(entries, types))
+        for moment in filter(None, (parsed.get("started"), parsed.get("finished"))):
+            check_time(moment)
+        # the driver knows these names too
+        parsed["shards"] = tuple(map(intern, parsed["shards"]))
+        record = cls(config=None, **parsed)
+        if min(record.number, record.images, record.taken) < 0:
+            raise ValueError("a number is negative")
+        if (record.metrics or record.history) and not config:
+            raise ValueError("it was measured, but has no config")
+        return record, config
 
 
 def _plain_metrics(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
@@ -318,10 +328,10 @@ def _read_trial(storage: Storage, name: str) -> TrialRecord:
         record = TrialRecord.from_json(data)
     except ConfigError as error:
         raise ConfigError(error.path, error.problem, where) from error
+    except OtherVersionError as error:
+        raise ValueError(f"{where}: {error}; use that version") from error
     except ValueError as error:
-        is_intact = has_intact_checksum(data)
-        fix = "read it with the version that wrote it" if is_intact else _RUN_AGAIN
-        raise ValueError(f"{where}: {error}; {fix}") from error
+        raise ValueError(f"{where}: {error}; {_RUN_AGAIN}") from error
     if (own := trial_file(record.number)) != name:
         fix = _RUN_AGAIN if storage.exists(own) else "rename it"
         raise ValueError(

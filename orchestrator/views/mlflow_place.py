@@ -23,7 +23,7 @@ from orchestrator.views.mlflow_client import (
     public_uri,
 )
 from search_spaces.plain_data import fit_entries
-from workers.data.checked_json import dump_checked, load_checked
+from workers.data.checked_json import dump_checked, parse_checked
 from workers.data.storage import Storage
 
 _EXPERIMENT_VARIABLE = "MLFLOW_EXPERIMENT_NAME"
@@ -111,20 +111,20 @@ class TrackingPlace:
 
 def _read(storage: Storage) -> tuple[str | None, str, str]:
     """The URI and the experiment to which a sweep was logged last, and "". None and "" if it never
-    was, or if the file is damaged, with a sentence about it.
+    was, or if the file cannot be read, with a sentence about it.
     """
     if not storage.exists(files.MLFLOW_PLACE):
         return None, "", ""
     try:
-        place = fit_entries(
-            {"uri": str, "experiment": str}, load_checked(storage.read(files.MLFLOW_PLACE))
-        )
+        types = {"uri": str, "experiment": str}
+        data = storage.read(files.MLFLOW_PLACE)
+        place = parse_checked(data, lambda entries: fit_entries(types, entries))
     except ValueError as error:
         fix = (
             "so the place of its last log is unknown; --uri and --experiment of `specfrontier "
             "sync` name it"
         )
-        return None, "", f"{storage.locate(files.MLFLOW_PLACE)}: damaged ({error}), {fix}"
+        return None, "", f"{storage.locate(files.MLFLOW_PLACE)}: {error}, {fix}"
     return place.get("uri") or default_uri(storage), place.get("experiment", ""), ""
 
 

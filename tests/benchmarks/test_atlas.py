@@ -5,7 +5,6 @@ it.
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from benchmarks.search import replay_seed
 from benchmarks.search_problem import Problem
 from benchmarks.strategies import STRATEGIES
 from tests.fakes.tables import TOKENS, different_settings, make_table
-from workers.data.checked_json import load_checked
+from workers.data.checked_json import dump_checked, load_checked
 from workers.data.records import write_shard
 from workers.data.reference import Reference, write_reference
 from workers.data.storage import Storage
@@ -71,7 +70,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     storage = Storage(str(folder))
     configs = different_settings(SETTINGS)
     facts = ("name", "experiment", "captions", "reference", "models", "extractors")
-    storage.write("identity.json", json.dumps(dict.fromkeys(facts, "")).encode())
+    storage.write("identity.json", dump_checked(dict.fromkeys(facts, "")))
     real = Reference(
         (torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(9)),),
         {"identity": "tiny", "source": "s", "resize": "r", "count": 64},
@@ -90,11 +89,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> str:
             "state": "complete",
             "config": config.to_mapping(),
         }
-        storage.write(f"trials/{row:05d}.json", json.dumps({**trial, "shards": names}).encode())
+        storage.write(f"trials/{row:05d}.json", dump_checked({**trial, "shards": names}))
     repeated = load_checked(storage.read("trials/00001.json")) | {"number": 3, "label": "again"}
     failed = load_checked(storage.read("trials/00002.json")) | {"number": 4, "state": "failed"}
     for trial in (repeated, failed):
-        storage.write(f"trials/{trial['number']:05d}.json", json.dumps(trial).encode())
+        storage.write(f"trials/{trial['number']:05d}.json", dump_checked(trial))
     return str(folder)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from orchestrator.store.files import SWEEP
+from orchestrator.store.files import SWEEP, write_sweep_text
 from orchestrator.store.records import TrialRecord
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.records import read_shard, write_shard
@@ -34,7 +34,7 @@ def write_drawn_sweep(
     records = write_sweep(folder, trials=trials, shards=True, **(facts | options))
     storage, count = Storage(folder), len(texts)
     plan = yaml.safe_load(storage.read(SWEEP))
-    storage.write(SWEEP, yaml.safe_dump(plan | {"models": {"file": "builtin"}}).encode())
+    write_sweep_text(storage, yaml.safe_dump(plan | {"models": {"file": "builtin"}}))
     rng = np.random.default_rng(list(str(options.get("name", "")).encode()))
     for record in records:
         for shard in record.shards:

@@ -12,7 +12,7 @@ import numpy as np
 import optuna
 import yaml
 
-from orchestrator.store.files import SWEEP
+from orchestrator.store.files import SWEEP, write_sweep_text
 from orchestrator.store.records import TrialRecord, write_trial
 from search_spaces.space import Space
 from tests.fakes.synthetic_sweeps import ENDED, IMAGES, SAMPLING, metrics_of, write_sweep
@@ -51,7 +51,7 @@ def write_searched_sweep(
     records = write_sweep(folder, trials=1, name=name, failed=(), **options)
     storage, space = Storage(folder), Space.read(SPACE)
     plan = yaml.safe_load(storage.read(SWEEP))
-    storage.write(SWEEP, yaml.safe_dump(plan | {"space": SPACE}).encode())
+    write_sweep_text(storage, yaml.safe_dump(plan | {"space": SPACE}))
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
     rng = np.random.default_rng(seed)
     for number in range(1, trials):

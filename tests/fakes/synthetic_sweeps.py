@@ -18,7 +18,7 @@ import yaml
 from PIL import Image
 
 from orchestrator.store import events
-from orchestrator.store.files import EVENTS, SWEEP
+from orchestrator.store.files import EVENTS, write_sweep_text
 from orchestrator.store.identity import Identity, write_identity
 from orchestrator.store.names import SettingNames
 from orchestrator.store.records import EarlyStop, TrialRecord, write_trial
@@ -209,7 +209,7 @@ def write_sweep(
     made = settings(trials, rng)
     facts = identity(name, **changed)
     planned = {"name": name, "about": about, "budget": {"trials": budget or trials}}
-    storage.write(SWEEP, yaml.safe_dump(planned, sort_keys=False).encode())
+    write_sweep_text(storage, yaml.safe_dump(planned, sort_keys=False))
     write_identity(storage, facts)
     records: list[TrialRecord] = []
     log: list[events.Event] = [events.Launch(at=facts.started, note="starting workers")]

@@ -3,8 +3,8 @@ result.
 
     {"trial": 3, "run_id": "4f", "checksum": "9d2c61a0b7e35f48"}
 
-The checksum is of the bytes before it. Objects without one are read too: earlier versions wrote
-none.
+The checksum is of the bytes before it. An object that another version of specfrontier wrote is
+refused as such, not as a damaged one.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from search_spaces.documents import parse_json
 
+Parsed = TypeVar("Parsed")
 _CHECKSUM = "checksum"
 _TAIL = re.compile(rb', "checksum": "([0-9a-f]{16})"\}\s*\Z')
 
@@ -36,26 +37,51 @@ def dump_checked(entries: Mapping[str, Any], *, indent: int | None = None) -> by
     return body + f', "{_CHECKSUM}": "{_digest(body)}"}}'.encode()
 
 
+class OtherVersionError(ValueError):
+    """Something that this version of specfrontier would not have written. difference: from what it
+    writes, such as the error of its reader.
+    """
+
+    def __init__(self, difference: object) -> None:
+        if isinstance(difference, KeyError):
+            difference = f"without {difference}"
+        super().__init__(f"written by another version of specfrontier ({difference})")
+
+
 def load_checked(data: bytes) -> dict[str, Any]:
     """The entries of a JSON object, without its checksum.
 
     Raises:
-        ValueError: not a JSON object, nested too deeply, or changed since it was written.
+        OtherVersionError: it has no checksum.
+        ValueError: damaged: not a JSON object, nested too deeply, or changed since it was written.
     """
     tail = _TAIL.search(data)
     if tail is not None and _digest(data[: tail.start()]) != tail[1].decode():
-        raise ValueError("changed since it was written: its checksum differs")
-    entries = parse_json(data, finite=True)
+        raise ValueError("damaged (its checksum differs)")
+    try:
+        entries = parse_json(data, finite=True)
+    except ValueError as error:
+        raise ValueError(f"damaged ({error})") from error
     if not isinstance(entries, dict) or (tail is None and _CHECKSUM in entries):
-        raise ValueError("not a JSON object, or its checksum is damaged")
-    entries.pop(_CHECKSUM, None)
+        raise ValueError("damaged (not a JSON object, or its checksum is cut)")
+    if tail is None:
+        raise OtherVersionError("it has no checksum")
+    del entries[_CHECKSUM]
     return entries
 
 
-def has_intact_checksum(data: bytes) -> bool:
-    """Whether these bytes have a checksum, and have not changed since it was written."""
-    tail = _TAIL.search(data)
-    return tail is not None and _digest(data[: tail.start()]) == tail[1].decode()
+def parse_checked(data: bytes, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
+    """What `parse` makes of the entries of a JSON object.
+
+    Raises:
+        OtherVersionError: it has no checksum, or `parse` refuses its entries.
+        ValueError: damaged, see `load_checked`.
+    """
+    entries = load_checked(data)
+    try:
+        return parse(entries)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise OtherVersionError(error) from error
 
 
 def check_time(text: str) -> str:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 METADATA_KEY = b"specfrontier"
 _CHECKSUM_KEY = "specfrontier.sha256"
+_PARQUET = b"PAR1"  # begins and ends a Parquet file
 _ZEROS = b"0" * 64  # stands for the checksum while it is computed
 # The checksum's key in the footer, and the bytes by which Thrift announces a text of that length.
 _CHECKSUM_MARK = _CHECKSUM_KEY.encode() + bytes([0x18, len(_ZEROS)])
@@ -173,11 +174,11 @@ def _checksum_start(data: bytes | bytearray) -> int:
 def _damage(data: bytes) -> str | None:
     """Why these are not the bytes that `write_shard` wrote; None if they are."""
     start = _checksum_start(data)
+    is_parquet = data.startswith(_PARQUET) and data[len(_PARQUET) :].endswith(_PARQUET)
+    if start < 0 and is_parquet:
+        return "written by another version of specfrontier, or by another program (no checksum)"
     if start < 0:
-        return (
-            "damaged, written by an earlier version, or not a Parquet file of specfrontier (no "
-            "checksum)"
-        )
+        return "damaged, or not a Parquet file (no checksum)"
     view = memoryview(data)
     end = start + len(_ZEROS)
     checksum = hashlib.sha256(view[:start])

@@ -404,7 +404,9 @@ class _Run(Generic[Model]):
         earlier = state.get("config", {})
         settings = self.fixed_settings()
         if earlier.keys() != settings.keys():
-            raise ValueError(f"{path} is of an earlier version; start without --resume")
+            raise ValueError(
+                f"{path}: written by another version of specfrontier; start without --resume"
+            )
         for key, value in settings.items():
             if earlier[key] != value:
                 raise ValueError(

@@ -15,10 +15,12 @@ import pytest
 
 from orchestrator.cli.app import app
 from orchestrator.cli.models import models
+from orchestrator.store.files import write_sweep_text
 from search_spaces.presets import ALIASES, CATALOGUE
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S
+from workers.data.storage import Storage
 
 HELP_MODULES = 400  # of Python's own, typer and click about 300
 HEAVY = (
@@ -204,7 +206,7 @@ def test_sweeps_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     write_sweep(tmp_path / "sweeps" / "first", trials=4, budget=10)
     write_sweep(tmp_path / "sweeps" / "second", trials=3)
-    (tmp_path / "sweeps" / "second" / "sweep.yaml").write_text("a: [")
+    write_sweep_text(Storage(tmp_path / "sweeps" / "second"), "a: [")
     (tmp_path / "sweeps" / "other").mkdir()
     lines = specfrontier("status").out.splitlines()
     assert [line.split()[0] for line in lines] == ["sweep", "first", "second"]

@@ -12,9 +12,7 @@ from orchestrator.store.checked_text import append_line
 from orchestrator.store.files import (
     FRONT_TABLE,
     SWEEP,
-    read_sweep_text,
     read_table,
-    write_sweep_text,
 )
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -92,6 +90,13 @@ def test_status_says_that_lines_of_the_events_are_damaged(store: Path) -> None:
     assert warning.startswith("events.jsonl: 2 ")
 
 
+def test_status_says_that_another_version_wrote_lines_of_the_events(store: Path) -> None:
+    for entry in ({"event": "teleport", "at": "2026-01-02T03:00:00+00:00"}, {"event": "note"}):
+        append_line(store / "events.jsonl", entry)
+    (warning,) = specfrontier("status", str(store), "--json").json["warnings"]
+    assert warning.startswith("events.jsonl: 2 lines of another version of specfrontier are left ")
+
+
 def test_status_says_that_the_events_were_cut(store: Path) -> None:
     events = store / "events.jsonl"
     lines = events.read_bytes().splitlines(keepends=True)
@@ -109,8 +114,6 @@ def test_a_missing_table_is_named_once(store: Path) -> None:
 
 @pytest.mark.parametrize("command", [("status",), ("report",), ("sync",)], ids=" ".join)
 def test_a_changed_digit_in_sweep_yaml_is_refused(store: Path, command: tuple[str, ...]) -> None:
-    storage = Storage(store)
-    write_sweep_text(storage, read_sweep_text(storage))
     change_digit(store / SWEEP, "trials: 4", "trials: 5")
     result = specfrontier(*command, str(store))
     assert result.code == 1

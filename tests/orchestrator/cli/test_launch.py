@@ -32,6 +32,8 @@ from orchestrator.launch.options import LaunchOptions
 from orchestrator.launch.read import LaunchRequest
 from orchestrator.launch.supervise import _finish, _only_vanilla_ran, _sweep_views
 from orchestrator.store import events, locks
+from orchestrator.store.checked_text import dump_yaml
+from orchestrator.store.files import write_sweep_text
 from orchestrator.store.identity import write_identity
 from orchestrator.store.locks import Lock, driver_lock
 from orchestrator.store.records import EarlyStop, TrialRecord, write_trial
@@ -338,7 +340,7 @@ def write_store(**changes: Any) -> Storage:
         **changes,
     }
     write_identity(storage, identity("tested", **facts))
-    storage.write("sweep.yaml", sweep.to_yaml().encode())
+    write_sweep_text(storage, sweep.to_yaml())
     write_trial(storage, TrialRecord(0, "vanilla", "failed", DecodingConfig(), cause="no"))
     return storage
 
@@ -393,7 +395,11 @@ def write_foreign_study() -> None:
             ("--resume",),
             ("captions: scenes has changed", "--name"),
         ),
-        (lambda: write_store(format=2), ("--resume",), ("shards of format 2", "--name")),
+        (
+            lambda: write_store(format=2),
+            ("--resume",),
+            ("another version of specfrontier", "of format 2", "--name"),
+        ),
         (
             overwrite("identity.json", b'{"name": '),
             ("--resume",),
@@ -401,14 +407,14 @@ def write_foreign_study() -> None:
         ),
         (overwrite("identity.json", b"[]"), ("--resume",), ("identity.json: damaged",)),
         (
-            overwrite("sweep.yaml", b"name: [\n"),
+            overwrite("sweep.yaml", dump_yaml("name: [\n")),
             ("--resume",),
             ("tested/sweep.yaml", "not valid YAML"),
         ),
         (
             overwrite(
                 "sweep.yaml",
-                "".join(line for line in SPACE.splitlines(True) if "cfg" not in line).encode(),
+                dump_yaml("".join(line for line in SPACE.splitlines(True) if "cfg" not in line)),
             ),
             ("--resume",),
             ("sampling", "--name"),
@@ -474,7 +480,7 @@ def test_a_resumed_sweep_keeps_its_larger_budget(
 ) -> None:
     """That an option gave when it was launched. An option of the resumed launch decides."""
     stored = SweepConfig.read("tested.yaml", {"budget.trials": 9, "budget.hours": 2})
-    write_store().write("sweep.yaml", stored.to_yaml().encode())
+    write_sweep_text(write_store(), stored.to_yaml())
     launched: list[LaunchRequest] = []
 
     def launch(request: LaunchRequest, *_: object, **__: object) -> None:
@@ -504,7 +510,7 @@ def test_a_resumed_sweep_keeps_its_larger_limits_of_images_and_hours() -> None:
     write(budget={"trials": 3, "images": 500, "hours": 1})
     changes = {"budget.images": 900, "budget.hours": 1.5}
     stored = SweepConfig.read("tested.yaml", changes)
-    write_store().write("sweep.yaml", stored.to_yaml().encode())
+    write_sweep_text(write_store(), stored.to_yaml())
     result = specfrontier("launch", "tested.yaml", "--check", "--hours", "1.2")
     assert "budget      3 trials, 900 images, 1.2 hours" in result.out
     assert "stored budget of 900 images instead of 500 images (--images to change it)" in result.err
@@ -521,7 +527,7 @@ def test_a_sweep_resumes_after_its_models_file_moved(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("orchestrator.launch.launch.worker_spec", lambda *arguments: {})
     write(models={"name": "classes"})
     stored = SweepConfig.read("tested.yaml", {"models.file": "elsewhere/models.yaml"})
-    Storage("sweeps/tested").write("sweep.yaml", stored.resolve(Sampling()).to_yaml().encode())
+    write_sweep_text(Storage("sweeps/tested"), stored.resolve(Sampling()).to_yaml())
     assert_starts("--models", "mine/models.yaml", "--resume")
     assert "models" in refusal("--models", "mine/models.yaml#captions", "--resume")
 

@@ -25,6 +25,7 @@ from orchestrator.report.sections import images
 from orchestrator.report.sections.heat import heat
 from orchestrator.report.sections.images import CAPTIONS, COLUMNS, embed_grids
 from orchestrator.report.trials import PageTrial, page_trials
+from orchestrator.store.files import write_sweep_text
 from orchestrator.store.prices import read_prices
 from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
@@ -100,9 +101,8 @@ def test_a_target_that_cannot_be_loaded_leaves_the_stored_images(
     write_drawn_sweep(tmp_path, captions(20), trials=3, models={"tokenizer": "00"})
     if obstacle == "missing":
         plan = yaml.safe_load((tmp_path / "sweep.yaml").read_bytes())
-        (tmp_path / "sweep.yaml").write_text(
-            yaml.safe_dump(plan | {"models": {"file": str(tmp_path / "gone")}})
-        )
+        plan["models"] = {"file": str(tmp_path / "gone")}
+        write_sweep_text(Storage(tmp_path), yaml.safe_dump(plan))
     sweep = Sweep.open(tmp_path)
     store_grids(tmp_path, sweep)
     notes: list[str] = []

@@ -37,6 +37,7 @@ from orchestrator.report.sections import images
 from orchestrator.report.sections.images import GRID_SIDE, embed_grids
 from orchestrator.report.sections.setup import facts, searched
 from orchestrator.report.trials import PageTrial, groups
+from orchestrator.store.files import write_sweep_text
 from orchestrator.store.records import TrialRecord, write_trial
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
@@ -303,9 +304,7 @@ def test_no_credentials(tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     records = write_sweep(tmp_path, trials=8, captions={"count": 5, "source": secret, "hash": "00"})
     write_trial(storage, replace(records[7], cause=f"cannot read {secret}"))
-    storage.write(
-        "sweep.yaml", yaml.safe_dump({"name": "a", "captions": {"source": secret}}).encode()
-    )
+    write_sweep_text(storage, yaml.safe_dump({"name": "a", "captions": {"source": secret}}))
     page = report_page(storage)
     assert "bucket/captions.txt" in page
     assert not re.search("hunter2|AKIAKEY|tokyo", page)

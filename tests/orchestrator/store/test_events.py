@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store import events
+from orchestrator.store.checked_text import append_line
 from orchestrator.store.files import EVENTS
 from tests.fakes.sweep_events import OBJECTIVES, failed, finished, revived, shard, started
+from workers.data.checked_json import OtherVersionError
 from workers.data.storage import Storage
 
 ALL = (
@@ -59,7 +61,9 @@ def test_a_line_has_the_moment_the_kind_the_facts_and_the_note() -> None:
     [{"event": "other"}, {"event": 3}, {"at": "today"}, {"trial": None}, {"images": "8"}],
     ids=str,
 )
-def test_a_line_of_another_type_is_damaged(changes: dict[str, object], tmp_path: Path) -> None:
-    line = {**shard(0).to_mapping(), **changes}
-    Storage(tmp_path).write(EVENTS, json.dumps(line).encode() + b"\n")
-    assert list(events.read_events(Storage(tmp_path))) == [None]
+def test_a_line_of_another_type_is_of_another_version(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    append_line(tmp_path / EVENTS, {**shard(0).to_mapping(), **changes})
+    (found,) = events.read_events(Storage(tmp_path))
+    assert isinstance(found, OtherVersionError)

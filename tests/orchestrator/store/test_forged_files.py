@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from orchestrator.launch.earlier_source import EarlierSweepError, Source, _trials_before
-from orchestrator.store.files import DRIVER_LOCK, EARLIER, EVENTS, IDENTITY, SWEEP, read_sweep_yaml
+from orchestrator.store.files import (
+    DRIVER_LOCK,
+    EARLIER,
+    EVENTS,
+    IDENTITY,
+    SWEEP,
+    read_sweep_yaml,
+    write_sweep_text,
+)
 from orchestrator.store.identity import Identity
 from orchestrator.store.launches import find_launch
 from orchestrator.store.progress import read_progress
@@ -123,8 +131,8 @@ def test_records_are_read_or_refused(sweep: Path) -> None:
     plain["history"] = [[images, {"fid": metrics["fid"]}] for images, metrics in plain["history"]]
     for where, forged in forgeries(plain):
         try:
-            record = TrialRecord.from_json(json.dumps(forged).encode())
-        except ValueError:
+            record = TrialRecord.from_json(dump_checked(forged))
+        except ValueError:  # of either
             continue
         record.by_batch("speedup", 1)
         assert isinstance(record.feasible, bool), where
@@ -137,19 +145,19 @@ def test_a_measured_trial_without_a_config_is_refused(sweep: Path, config: objec
     plain = json.loads(Sweep.open(sweep).records[0].to_json())
     del plain["checksum"]
     unmeasured = plain | {"config": config, "metrics": {}, "history": []}
-    assert TrialRecord.from_json(json.dumps(unmeasured).encode()).config is None
+    assert TrialRecord.from_json(dump_checked(unmeasured)).config is None
     with pytest.raises(ValueError, match="config"):
-        TrialRecord.from_json(json.dumps(plain | {"config": config}).encode())
+        TrialRecord.from_json(dump_checked(plain | {"config": config}))
 
 
 def test_a_metric_has_no_more_replicates_than_blocks(sweep: Path) -> None:
     plain = json.loads((sweep / "trials" / "00003.json").read_bytes())
     plain.pop("checksum")
-    assert TrialRecord.from_json(json.dumps(plain).encode()).number == 3
+    assert TrialRecord.from_json(dump_checked(plain)).number == 3
     for replicates in ([1.5] * 500_000, [1.5] * 25, ["1.5"], [[1.5]], [10**400]):
         plain["metrics"]["fid"]["replicates"] = replicates
         with pytest.raises(ValueError, match="not a metric's value"):
-            TrialRecord.from_json(json.dumps(plain).encode())
+            TrialRecord.from_json(dump_checked(plain))
 
 
 def test_what_was_taken_over_is_read_or_refused(sweep: Path) -> None:
@@ -179,7 +187,15 @@ def test_what_was_taken_over_is_read_or_refused(sweep: Path) -> None:
         assert source.worker_arguments(), where
 
 
-def test_events_of_others_are_damaged_lines(sweep: Path, tmp_path: Path) -> None:
+def checked(plain: dict[str, Any]) -> bytes | None:
+    """Plain data under a right checksum; None for what JSON has not, such as NaN."""
+    try:
+        return dump_checked(plain)
+    except ValueError:
+        return None
+
+
+def test_events_of_others_are_lines_of_other_versions(sweep: Path, tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     lines = (sweep / EVENTS).read_text().splitlines()[:6]
     lines.append(
@@ -190,10 +206,13 @@ def test_events_of_others_are_damaged_lines(sweep: Path, tmp_path: Path) -> None
         '{"at": "2026-01-02T03:00:00+00:00", "event": "end", "state": "failed", "cause": "c"}'
     )
     for line in lines:
-        forged = [json.dumps(entry) for _, entry in forgeries(json.loads(line))]
-        storage.write(EVENTS, "".join(f"{entry}\n" for entry in forged).encode())
+        plain = json.loads(line)
+        plain.pop("checksum", None)
+        forged = [dumped for _, entry in forgeries(plain) if (dumped := checked(entry))]
+        storage.write(EVENTS, b"\n".join(forged))
         log = read_progress(storage)
-        assert 0 < log.damaged < len(forged)
+        assert log.damaged == 0
+        assert 0 < log.of_other_versions < len(forged)
         assert isinstance(find_launch(storage, log).text, str)
 
 
@@ -218,7 +237,7 @@ def test_the_command_that_resumes_a_launch_is_one_of_this_project(
         {"at": "2026-01-02T03:00:00+00:00", "event": "launch", "resume": resume},
         Storage("sweeps/theirs"),
     )
-    storage.write(EVENTS, f"{json.dumps(event)}\n".encode())
+    storage.write(EVENTS, dump_checked(event))
     assert find_launch(storage).resume == "specfrontier launch SPACE --resume"
 
 
@@ -233,7 +252,7 @@ def test_the_command_that_resumes_a_launch_is_one_of_this_project(
 )
 def test_the_command_that_a_launch_stored_is_kept(resume: str, tmp_path: Path) -> None:
     event = {"at": "2026-01-02T03:00:00+00:00", "event": "launch", "resume": resume}
-    Storage(tmp_path).write(EVENTS, f"{json.dumps(event)}\n".encode())
+    Storage(tmp_path).write(EVENTS, dump_checked(event))
     is_quoted_needlessly = "'budget" in resume
     expected = "specfrontier launch SPACE --resume" if is_quoted_needlessly else resume
     assert find_launch(Storage(tmp_path)).resume == expected
@@ -245,7 +264,7 @@ def test_the_command_that_a_launch_stored_is_kept(resume: str, tmp_path: Path) -
 def test_a_plan_that_cannot_be_read_names_its_file(text: str, sweep: Path, tmp_path: Path) -> None:
     for name in (IDENTITY, "trials/00000.json"):
         Storage(tmp_path).write(name, (sweep / name).read_bytes())
-    Storage(tmp_path).write(SWEEP, text.encode())
+    write_sweep_text(Storage(tmp_path), text)
     if text == "- 1":
         assert read_sweep_yaml(Storage(tmp_path)) == {}
         return
@@ -278,7 +297,7 @@ def test_a_forged_identity_is_refused_by_name(
     plain.pop("checksum")
     Storage(tmp_path).write(IDENTITY, dump_checked(plain | {key: value}))
     message = error_of("status", str(tmp_path), code=1)
-    assert f"{IDENTITY}: damaged" in message
+    assert f"{IDENTITY}: written by another version of specfrontier" in message
     assert "\x1b" not in message
 
 
@@ -315,7 +334,9 @@ def test_a_forged_list_of_earlier_sweeps_is_refused_by_name(
 ) -> None:
     shutil.copytree(sweep, tmp_path, dirs_exist_ok=True)
     Storage(tmp_path).write(EARLIER, dump_checked({"sources": sources}))
-    assert f"{EARLIER}: damaged" in error_of("status", str(tmp_path), code=1)
+    assert f"{EARLIER}: written by another version of specfrontier" in error_of(
+        "status", str(tmp_path), code=1
+    )
 
 
 def test_a_negative_number_of_earlier_trials_does_not_count(sweep: Path, tmp_path: Path) -> None:

@@ -362,7 +362,9 @@ def test_a_command_names_the_sweep_so_that_it_finds_it(
 def test_a_broken_identity_is_named(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=2)
     (tmp_path / "identity.json").write_text('{"name": "x"}')
-    with pytest.raises(ValueError, match=r"identity\.json: damaged"):
+    with pytest.raises(
+        ValueError, match=r"identity\.json: written by another version of specfrontier"
+    ):
         Sweep.open(tmp_path)
 
 

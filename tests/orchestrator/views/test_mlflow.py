@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from orchestrator.store.files import write_sweep_text
 from orchestrator.store.launches import load_identity
 from orchestrator.store.records import TrialRecord, read_trials, trial_file, write_trial
 from orchestrator.store.sweep import Sweep
@@ -82,10 +83,8 @@ def test_no_credentials_reach_mlflow(storage: Storage, tmp_path: Path) -> None:
     source = "s3://AKID:hunter22@bucket/real"
     facts = load_checked(storage.read("identity.json"))
     facts["reference"]["source"] = source
-    storage.write("identity.json", json.dumps(facts).encode())
-    storage.write(
-        "sweep.yaml", yaml.safe_dump({"name": "demo", "reference": {"source": source}}).encode()
-    )
+    storage.write("identity.json", dump_checked(facts))
+    write_sweep_text(storage, yaml.safe_dump({"name": "demo", "reference": {"source": source}}))
     sync(storage)
     parent, children = runs_of(client(storage))
     uri = f"sqlite:///{tmp_path}/mlflow.db"
