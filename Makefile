@@ -24,7 +24,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("specfrontier needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages into $(VENV): a few minutes, about 4 GB"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) -e '.[dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) -e '.[sweep,dev]' -c constraints.txt
 	touch $@
 
 test: export PYTHONDONTWRITEBYTECODE = # if it is set, every process of a test compiles everything again

@@ -10,6 +10,22 @@ from contextlib import contextmanager
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 
+# the modules of `pip install 'specfrontier[sweep]'`, with those that come with them
+_SWEEP_MODULES = frozenset(
+    {
+        "botorch",
+        "gpytorch",
+        "matplotlib",
+        "mlflow",
+        "optuna",
+        "ray",
+        "sqlalchemy",
+        "starlette",
+        "torchmetrics",
+    }
+)
+
+
 class CommandError(Exception):
     """Ends a command with a message on stderr and an exit code."""
 
@@ -52,6 +68,21 @@ def ends_with(code: int, *kinds: type[BaseException], message: str = "") -> Iter
         raise
     except caught as error:
         raise CommandError(message or explain(error), code) from error
+
+
+@contextmanager
+def with_sweep_libraries() -> Iterator[None]:
+    """Turn an import inside of a library that only sweeps need, and that is not installed, into a
+    `CommandError` that says how to install it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in _SWEEP_MODULES:
+            raise
+        problem = f"{name} is not installed; pip install 'specfrontier[sweep]'"
+        raise CommandError(problem, FAILED) from error
 
 
 @contextmanager

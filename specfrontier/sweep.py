@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.errors import NoChoiceError, QueryError
+from orchestrator.errors import NoChoiceError, QueryError, with_sweep_libraries
 from orchestrator.front.choice import BEST, KNEE, Choice, Recommendation, recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.front.questions import trial_rows
@@ -56,15 +56,18 @@ class Sweep(results.Sweep):
 
         Raises:
             TypeError: there is no such option.
-            CommandError: the space is invalid, a sweep exists there, or all trials failed.
+            CommandError: the space is invalid, a sweep exists there, all trials failed, or a
+                library is not installed.
         """
         from orchestrator.cli.launch import launch
 
         os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")  # as the command does
         assignments = [f"{key}={json.dumps(value)}" for key, value in (settings or {}).items()]
-        return cls.open(
-            launch(str(space), out=str(out), resume=resume, assignments=assignments, **options)
-        )
+        with with_sweep_libraries():
+            store = launch(
+                str(space), out=str(out), resume=resume, assignments=assignments, **options
+            )
+        return cls.open(store)
 
     def reload(self) -> Self:
         """Read the sweep again, with the trials that have finished since."""
@@ -176,9 +179,10 @@ class Sweep(results.Sweep):
         have trial numbers in the place of names. A figure of your own needs layout="constrained"
         for the legend and the labels.
         """
-        from matplotlib import pyplot
-
         from orchestrator.shown.plots import figure_size, plot_front
+
+        with with_sweep_libraries():
+            from matplotlib import pyplot
 
         if ax is None:
             _, ax = pyplot.subplots(figsize=figure_size(), layout="constrained")

@@ -28,7 +28,14 @@ from orchestrator.cli import (
     timing,
     train,
 )
-from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with, last_words
+from orchestrator.errors import (
+    FAILED,
+    WRONG_USAGE,
+    CommandError,
+    ends_with,
+    last_words,
+    with_sweep_libraries,
+)
 from orchestrator.interrupts import exit_code, interruptible
 from orchestrator.options import command_line
 from orchestrator.proxies import without_proxy
@@ -167,7 +174,8 @@ def main() -> None:
             with ends_with(WRONG_USAGE):
                 for argument in sys.argv[1:]:
                     check_utf8(argument)
-            app()
+            with with_sweep_libraries():
+                app()
         except CommandError as error:
             # it may quote a caption or a file's name
             message = "\n".join(map(clean, str(error).split("\n")))

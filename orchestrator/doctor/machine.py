@@ -11,11 +11,11 @@ from typing import Any
 
 from workers.runtime.process import cores
 
-LIBRARIES = ("numpy", "safetensors", "transformers", "pillow", "pyyaml", "typer")
+LIBRARIES = ("numpy", "safetensors", "transformers", "pillow", "pyarrow", "pyyaml", "typer")
 _WITHOUT_GPU = (
     " There is no GPU: the built-in model is fast enough on a CPU, the papers' models are not."
 )
-SWEEP_LIBRARIES = ("ray", "optuna", "mlflow", "pyarrow", "torchmetrics")
+SWEEP_LIBRARIES = ("ray", "optuna", "mlflow", "torchmetrics")
 
 
 def installed(name: str) -> str | None:
@@ -103,9 +103,14 @@ def examine() -> dict[str, Any]:
         for path, found in zip(paths, weights, strict=True)
         if found["problem"]
     ]
-    for versions, reason in ((libraries, ""), (for_sweeps, " and sweeps need it")):
-        missing = [name for name, found in versions.items() if found is None]
-        problems += [f"{name} is not installed{reason}; pip install {name}" for name in missing]
+    for name, found in libraries.items():
+        if found is None:
+            problems.append(f"{name} is not installed; pip install {name}")
+    if missing := [name for name, found in for_sweeps.items() if found is None]:
+        problems.append(
+            f"{', '.join(missing)}: not installed, and sweeps need it; pip install "
+            "'specfrontier[sweep]'"
+        )
     torch = torch_facts()
     return {
         "specfrontier": installed("specfrontier") or "not installed",

@@ -292,7 +292,7 @@ def explain_error(error: Exception, uri: str) -> str:
     if isinstance(error, TrackingError):
         return str(error)
     if isinstance(error, ImportError):
-        return f"{error}; pip install mlflow"
+        return f"{error}; pip install 'specfrontier[sweep]' and the driver of the database"
     text = _redact(str(error) or type(error).__name__, uri).partition("\n[SQL: ")[0]
     text = " ".join(_WEB_PAGE.sub("a web page", text).split())
     text = text if len(text) <= _MAX_PROBLEM else text[:_MAX_PROBLEM] + "…"

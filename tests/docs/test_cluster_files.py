@@ -124,7 +124,7 @@ def test_the_image_installs_the_project_from_what_it_copies(tmp_path: Path) -> N
     (install,) = (
         words[1:] for words in instructions() if words[:4] == ["RUN", "python", "-m", "pip"]
     )
-    assert install[3:] == ["install", "--no-cache-dir", ".", "-c", "constraints.txt"]
+    assert install[3:] == ["install", "--no-cache-dir", ".[sweep]", "-c", "constraints.txt"]
     names = set(zipfile.ZipFile(wheel_of(tmp_path, tmp_path / "out")).namelist())
     assert package_files(ROOT) <= names, sorted(package_files(ROOT) - names)
 

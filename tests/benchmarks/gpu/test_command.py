@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tomllib
@@ -16,22 +15,18 @@ import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu.record import ROOT
 from benchmarks.gpu.table import table
+from tests.fakes.missing_modules import environment_without
 
 # and Triton, which comes with torch
 ALLOWED = {"numpy", "pyyaml", "safetensors", "torch", "transformers"}
 MODULES = {"pillow": "PIL"}  # where it is not the package's name
-MISSING = """
-from importlib.machinery import PathFinder
-
-find = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *rest: None if name.partition(".")[0] in {names!r} else find(name, *rest)
-"""
 
 
 def blocked() -> set[str]:
     """The modules of all other packages that the project depends on."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    listed = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = project["optional-dependencies"]
+    listed = [*project["dependencies"], *extras["sweep"], *extras["dev"]]
     names = (
         {line.split(";")[0].split("[")[0].split(">")[0].strip() for line in listed}
         - ALLOWED
@@ -55,10 +50,9 @@ def blocked() -> set[str]:
 @pytest.mark.slow(70)
 def test_all_parts_run_with_torch_and_little_else(tmp_path: Path) -> None:
     """From a checkout whose other packages are missing; a second run measures nothing."""
-    (tmp_path / "sitecustomize.py").write_text(MISSING.format(names=blocked()))
     out, environment = (
         tmp_path / "gpu.json",
-        os.environ | {"PYTHONPATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""},
+        environment_without(blocked(), tmp_path) | {"CUDA_VISIBLE_DEVICES": ""},
     )
 
     def run() -> str:

@@ -84,7 +84,6 @@ def test_a_healthy_installation(
         "ray",
         "optuna",
         "mlflow",
-        "pyarrow",
         "torchmetrics",
     }
     assert found["sweeps"]["libraries"]["ray"] == version("ray")
@@ -110,7 +109,7 @@ def test_what_sweeps_lack_is_told(
     lines = capsys.readouterr().out.splitlines()
     assert "ray           not installed" in lines
     assert "mlflow        1.0" in lines
-    assert any(line.startswith("PROBLEM: ray is not installed") for line in lines)
+    assert any(line.startswith("PROBLEM: ray: not installed") for line in lines)
 
 
 @pytest.mark.parametrize(
