@@ -26,6 +26,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.records import write_shard
 from workers.data.shards import FORMAT
+from workers.data.checked_json import dump_checked
 from workers.data.storage import Storage
 from workers.metrics.estimate import BLOCKS, Estimate
 
@@ -225,7 +226,8 @@ def write_sweep(
         _write_pictures(storage, record.digest, rng)
         records.append(record)
         log += _events(record, names)
-    storage.write(EVENTS, "".join(json.dumps(event.to_mapping()) + "\n" for event in log).encode())
+    lines = [dump_checked(event.to_mapping()) + b"\n" for event in log]
+    storage.write(EVENTS, b"".join(lines))
     return records
 
 
