@@ -5,7 +5,6 @@ model run.
 from __future__ import annotations
 
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -24,9 +23,9 @@ from orchestrator.store.names import SettingNames
 from orchestrator.store.records import EarlyStop, TrialRecord, write_trial
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.checked_json import dump_checked
 from workers.data.records import write_shard
 from workers.data.shards import FORMAT
-from workers.data.checked_json import dump_checked
 from workers.data.storage import Storage
 from workers.metrics.estimate import BLOCKS, Estimate
 
