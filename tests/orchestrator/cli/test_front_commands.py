@@ -27,7 +27,7 @@ from orchestrator.front.choice import LOSSLESS, recommend
 from orchestrator.front.compare import hypervolume
 from orchestrator.front.front import front_of
 from orchestrator.front.joint import directions, values_of
-from orchestrator.store.events import TrialStarted
+from orchestrator.store.events import Launch, TrialStarted, append_event
 from orchestrator.store.locks import driver_lock
 from orchestrator.store.records import write_trial
 from orchestrator.text import clean
@@ -516,18 +516,18 @@ def test_status_of_a_finished_sweep(one: Path) -> None:
 
 def test_status_while_it_runs(tmp_path: Path) -> None:
     write_sweep(tmp_path, trials=4, budget=10)
-    with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
-        for number in (4, 5):
-            event = TrialStarted(number, "", "", 8, 1, 1, {}, at="2026-01-02T03:01:00+00:00")
-            file.write(json.dumps(event.to_mapping()) + "\n")
+    path = tmp_path / "events.jsonl"
+    for number in (4, 5):
+        started = TrialStarted(number, "", "", 8, 1, 1, {}, at="2026-01-02T03:01:00+00:00")
+        append_event(path, started)
+    with path.open("a", encoding="utf-8") as file:
         file.write('{"event": "to')  # being written, or the writer was killed
     assert data(status, tmp_path)["running"] == [4, 5]
     assert "4 of 10 finished; started, not finished: 4, 5" in run(status, tmp_path).out
     with driver_lock(Storage(tmp_path)):
         assert "4 of 10 finished; running: 4, 5" in run(status, tmp_path).out
         assert data(status, tmp_path)["launch"]["state"] == "running"
-    with (tmp_path / "events.jsonl").open("a", encoding="utf-8") as file:
-        file.write('\n{"at": "2026-01-02T03:02:00+00:00", "event": "launch"}\n')
+    append_event(path, Launch(at="2026-01-02T03:02:00+00:00"))
     assert data(status, tmp_path)["running"] == []
 
 
