@@ -168,11 +168,16 @@ def test_a_place_that_cannot_be_read_is_said(
     storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://lab:5000")
-    for damaged in (b'{"uri": 5}', b"[" * 9000, b"", b"{}x"):
-        storage.write(MLFLOW_PLACE, damaged)
+    for content, problem in (
+        (b'{"uri": 5}', "another version"),
+        (b"[" * 9000, "damaged"),
+        (b"", "damaged"),
+        (b"{}x", "damaged"),
+    ):
+        storage.write(MLFLOW_PLACE, content)
         place = TrackingPlace.resolve(storage)
         assert place.uri == "http://lab:5000"
-        assert [MLFLOW_PLACE in note and "damaged" in note for note in place.notes] == [True]
+        assert [MLFLOW_PLACE in note and problem in note for note in place.notes] == [True]
         assert TrackingPlace.resolve(storage, "http://lab:5000").notes == ()
 
 
