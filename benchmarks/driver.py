@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.instant import InstantWorkers, make_driver, plausible
 from orchestrator.run.search import Search
-from orchestrator.store.records import COMPLETE, TrialRecord
+from orchestrator.store.records import TrialRecord
 from search_spaces.sweep import SweepConfig
 from workers.data.storage import Storage
 from workers.metrics.definition import Direction, Metric
@@ -62,7 +62,7 @@ def ask_and_tell(sampler: str, trials: int) -> float:
         values = {
             name: Estimate(value, 0.1, 64) for name, value in plausible(proposal.config).items()
         }
-        search.tell(TrialRecord(number, "", COMPLETE, proposal.config, metrics=values), NAMES)
+        search.tell(TrialRecord(number, "", "complete", proposal.config, metrics=values), NAMES)
         seconds = time.perf_counter() - begin
     return seconds
 

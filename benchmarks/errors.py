@@ -29,7 +29,7 @@ from torch import Tensor
 from orchestrator.front.joint import JointErrors, critical_t
 from orchestrator.front.pareto import Floats
 from orchestrator.store.files import read_sweep_yaml
-from orchestrator.store.records import COMPLETE, TrialRecord
+from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from workers.data.captions import read_captions
 from workers.data.records import FEATURES as FEATURES_PREFIX
@@ -75,7 +75,7 @@ class Images:
                 images=part, baseline=parts[0], references={FEATURES: self.reference}
             )
             estimates, _ = compute_metrics(inputs, metrics)
-            records.append(TrialRecord(0, "", COMPLETE, None, metrics=estimates))
+            records.append(TrialRecord(0, "", "complete", None, metrics=estimates))
         return JointErrors.of(records, [Metric(name, "minimize") for name in metrics])
 
 
@@ -88,7 +88,7 @@ def read_images(location: str, count: int) -> Images:
     others = [
         r
         for r in sweep.records
-        if r.state == COMPLETE and r.duplicate_of is None and r is not vanilla
+        if r.state == "complete" and r.duplicate_of is None and r is not vanilla
     ]
     chosen = np.unique(
         np.linspace(0, len(others) - 1, min(count - 1, len(others))).round().astype(int)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from orchestrator.store.records import COMPLETE, TrialRecord
+from orchestrator.store.records import TrialRecord
 from specfrontier import Sweep
 from workers.data.records import ShardError, read_shard
 from workers.data.storage import Storage
@@ -90,7 +90,7 @@ def compare(
     expected, found = _rows(images(calm)), _rows(again)
     pair = [Sweep.open(str(store)) for store in (calm, disturbed)]
     one, other = (results(sweep.records, metrics) for sweep in pair)
-    complete = {record.digest for record in pair[0].records if record.state == COMPLETE}
+    complete = {record.digest for record in pair[0].records if record.state == "complete"}
     needed = {image: rows for image, rows in expected.items() if image[0] in complete}
     return Comparison(
         expected=len(needed),

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+FAILED = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
 
 
 # the modules of `pip install 'specfrontier[sweep]'`, with those that come with them

@@ -23,15 +23,13 @@ DEFAULT_BATCH = 16  # images that are generated together
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawnImage:
-    """An image, its tokens [rows * cols], and how it was decoded (accepted lengths, target passes,
-    seconds).
-    """
+    """An image that was generated from a caption."""
 
     caption: str
-    sample: int
+    sample: int  # its number among the images of the caption
     image: Image
-    tokens: Sequence[int]
-    statistics: ImageStatistics
+    tokens: Sequence[int]  # [rows * cols]
+    statistics: ImageStatistics  # accepted lengths, target passes, seconds
 
     def __repr__(self) -> str:
         passes = self.statistics.passes
@@ -84,7 +82,7 @@ class ImageEngine:
         ]
 
     def image_of(self, result: Result) -> DrawnImage:
-        """Decode the tokens of a result to pixels, which is no part of its seconds."""
+        """Decode the tokens of a result to pixels, which its seconds do not include."""
         request = result.request
         tokens = result.tokens[None].to(self.decoder.device)
         (picture,) = to_pictures(self.decoder.target.decode(tokens))

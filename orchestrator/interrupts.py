@@ -28,15 +28,13 @@ class Terminated(KeyboardInterrupt):
 
 @dataclass
 class _Command:
-    """The command that runs. received: the first signal. message: printed if it ends at once.
-    timeout_s: for its clean end (None: no limit). cleanups: of resources that would outlive the
-    process.
-    """
+    """The command that runs."""
 
-    received: int | None = None
-    message: str = "interrupted"
-    timeout_s: float | None = None
-    timer: threading.Timer | None = None
+    received: int | None = None  # the first signal
+    message: str = "interrupted"  # printed if it ends at once
+    timeout_s: float | None = None  # for its clean end; None: no limit
+    timer: threading.Timer | None = None  # of this timeout
+    # of resources that would outlive the process
     cleanups: list[Callable[[], object]] = field(default_factory=list)
 
 
@@ -51,7 +49,8 @@ def interruptible() -> Iterator[None]:
     A second signal ends the process at once. Signals that are ignored stay ignored.
     """
     global _command
-    _command, outer = _Command(), _command
+    outer = _command
+    _command = _Command()
     before = {}
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.getsignal(number) for number in _SIGNALS}
@@ -99,7 +98,9 @@ def exit_code(code: str | int | None) -> str | int | None:
     """The command's exit code: instead of 130, 143 if SIGTERM interrupted it, and 129 if SIGHUP
     did.
     """
-    return 128 + _command.received if code == INTERRUPTED and _command.received else code
+    if code == INTERRUPTED and _command.received:
+        return 128 + _command.received
+    return code
 
 
 def _handle(number: int, frame: FrameType | None) -> None:

@@ -63,16 +63,17 @@ def _read_option(name: str, hint: Any, default: Any) -> tuple[Any, Any]:
     if not isinstance(default, Field):
         return hint, default
     if not default.metadata:
-        return hint, inspect.Parameter.empty if default.default is MISSING else default.default
+        is_required = default.default is MISSING
+        return hint, inspect.Parameter.empty if is_required else default.default
     names = default.metadata["names"]
-    if hint is bool and not names:  # else Typer adds its opposite
+    if hint is bool and not names:  # without a name, Typer adds the opposite option
         names = (f"--{name.replace('_', '-')}",)
     return Annotated[hint, default.metadata["option"](*names)], default.default
 
 
 def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
-    """A command with the options that its parameters declare; those of a dataclass stand in the
-    place of the parameter.
+    """A command with the options that its parameters declare. A parameter whose type is a dataclass
+    stands for the options of its fields.
 
     So an option is declared once, and functions pass groups of options on as one object.
     """
@@ -80,16 +81,16 @@ def grouped(command: Callable[..., Result]) -> Callable[..., Result]:
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         group = parameter.annotation
-        declared = {parameter.name: (parameter.annotation, parameter.default)}
+        read = {}
         if is_dataclass(group):
             hints = get_type_hints(group, include_extras=True)
-            declared = {entry.name: (hints[entry.name], entry) for entry in fields(group)}
-        read = {name: _read_option(name, *parts) for name, parts in declared.items()}
-        if is_dataclass(group):
-            read = {
-                name: (hint, default) for name, (hint, default) in read.items() if _is_option(hint)
-            }
+            for entry in fields(group):
+                hint, default = _read_option(entry.name, hints[entry.name], entry)
+                if _is_option(hint):
+                    read[entry.name] = (hint, default)
             groups[parameter.name] = (parameter.annotation, list(read))
+        else:
+            read[parameter.name] = _read_option(parameter.name, group, parameter.default)
         parameters += [
             inspect.Parameter(name, parameter.kind, default=default, annotation=hint)
             for name, (hint, default) in read.items()
@@ -143,11 +144,9 @@ def _presets() -> list[str]:
     return [*PRESETS]
 
 
-complete_space, complete_sweep, complete_preset = (
-    _matching(_spaces),
-    _matching(_sweeps),
-    _matching(_presets),
-)
+complete_space = _matching(_spaces)
+complete_sweep = _matching(_sweeps)
+complete_preset = _matching(_presets)
 
 
 def model_keys(models: str | None) -> dict[str, str]:
@@ -157,7 +156,10 @@ def model_keys(models: str | None) -> dict[str, str]:
     from workers.loading.models_yaml import split_entry  # imports torch, which takes seconds
 
     file, entry = split_entry(models)
-    return {"models.file": file} if entry is None else {"models.file": file, "models.name": entry}
+    keys = {"models.file": file}
+    if entry is not None:
+        keys["models.name"] = entry
+    return keys
 
 
 Models = Annotated[
@@ -202,15 +204,19 @@ def input_path(option: typer.CallbackParam, path: str | None) -> str | None:
     name = option.opts[0] if option.opts[0].startswith("-") else str(option.metavar)
     if path is not None and not path.strip():
         raise CommandError(f"{name} is empty; give a path", WRONG_USAGE)
+    if path is None:
+        return None
     try:
-        return path if path is None else str(local_path(path))
+        return str(local_path(path))
     except ValueError as error:
         raise CommandError(f"{name}: {error}", WRONG_USAGE) from error
 
 
 def input_place(option: typer.CallbackParam, place: str | None) -> str | None:
     """The path or URI of what an option names to be read. Raises as `input_path`."""
-    return place if place is not None and is_remote(place) else input_path(option, place)
+    if place is not None and is_remote(place):
+        return place
+    return input_path(option, place)
 
 
 def output_path(option: typer.CallbackParam, path: str | None) -> str | None:

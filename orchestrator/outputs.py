@@ -25,12 +25,11 @@ from workers.data.storage import Storage
 if TYPE_CHECKING:
     import pyarrow
 
-PLOTS, TABLES, PAGES, CONFIGS = (
-    (".png", ".pdf", ".svg"),
-    (".csv", ".parquet", ".json"),
-    (".html",),
-    (".yaml", ".yml"),
-)
+# endings
+PLOTS = (".png", ".pdf", ".svg")
+TABLES = (".csv", ".parquet", ".json")
+PAGES = (".html",)
+CONFIGS = (".yaml", ".yml")
 PAPER_TABLES = (".tex", ".md")  # see `orchestrator.shown.paper_tables`
 
 _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entrypoint of a job
@@ -77,7 +76,9 @@ def ending_of(file: str | Path, endings: Sequence[str]) -> str:
     Raises:
         ValueError: it is not one of `endings`, which the message names.
     """
-    name = str(file) if isinstance(file, Path) or "://" not in file else file.partition("?")[0]
+    name = str(file)
+    if isinstance(file, str) and "://" in file:
+        name = file.partition("?")[0]
     ending = os.path.splitext(name)[1].lower()
     if ending not in endings:
         *others, last = endings
@@ -117,7 +118,8 @@ def write_output(file: str, data: bytes) -> str:
     """
     storage, name = Storage.holding(file)
     storage.write(name, data)
-    return storage.locate(name) if storage.path(name) is None else file
+    is_local = storage.path(name) is not None
+    return file if is_local else storage.locate(name)
 
 
 def table_bytes(table: pyarrow.Table, ending: str) -> bytes:
@@ -153,7 +155,9 @@ def check_writable(folder: Path, option: str = "--out") -> None:
     check_lasting(option, str(folder.absolute()))
     parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not parent.is_dir():
-        fix = f"choose another {option}" + (" or --name" if option == "--out" else "")
+        fix = f"choose another {option}"
+        if option == "--out":
+            fix += " or --name"
         raise ValueError(f"{parent}: is a file in the place of a folder; {fix}")
     try:
         os.rmdir(tempfile.mkdtemp(prefix=".specfrontier-", dir=parent))
@@ -170,8 +174,8 @@ def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         CommandError: nothing can be written there, or one of them exists (2).
     """
-    if taken := [name for name in files if (folder / name).exists()]:
-        raise CommandError(f"{folder}: {taken[0]} exists; give another --out", WRONG_USAGE)
+    if existing := [name for name in files if (folder / name).exists()]:
+        raise CommandError(f"{folder}: {existing[0]} exists; give another --out", WRONG_USAGE)
     with (
         output_folder(folder),
         tempfile.TemporaryDirectory(prefix=".specfrontier-", dir=folder) as place,

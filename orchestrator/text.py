@@ -16,23 +16,22 @@ def percent(share: float) -> str:
     """`87 %` of draws; `>99 %` at most and `<1 %` at least, because draws make nothing certain.
     Halves are rounded up, as the report's script does.
     """
-    return (
-        ">99 %"
-        if share > 0.99
-        else "<1 %"
-        if share < 0.01
-        else f"{math.floor(100 * share + 0.5)} %"
-    )
+    if share > 0.99:
+        return ">99 %"
+    if share < 0.01:
+        return "<1 %"
+    return f"{math.floor(100 * share + 0.5)} %"
 
 
 def signed_percent(value: float, error: float) -> str:
     """`+2.3 ± 5.9 %`, from a change in per cent and its standard error."""
-    return f"{'+' if value >= 0 else ''}{measured(value, error)} %"
+    text = f"{measured(value, error)} %"
+    return f"+{text}" if value >= 0 else text
 
 
 def counted(number: int, noun: str) -> str:
     """`1 trial`, `2 trials`."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def describe_duration(seconds: float) -> str:
@@ -40,7 +39,8 @@ def describe_duration(seconds: float) -> str:
     sizes = (("days", 86400), ("hours", 3600), ("minutes", 60))
     unit, size = next((pair for pair in sizes if seconds >= 2 * pair[1]), ("seconds", 1))
     amount = seconds / size
-    return f"{amount:.{1 if amount < 9.95 else 0}f} {unit}"
+    decimals = 1 if amount < 9.95 else 0
+    return f"{amount:.{decimals}f} {unit}"
 
 
 def clean(text: str) -> str:
@@ -53,7 +53,7 @@ def markdown(text: str) -> str:
     starts mathematics.
     """
     escaped = re.sub(r"([\\`*_\[\]<>|#~$&^])", r"\\\1", clean(text))
-    # of a list, or below a heading
+    # the first sign of a list, or of the line below a heading
     escaped = re.sub(r"^(\s*)([-+=])(?![.0-9])", r"\1\\\2", escaped)
     return re.sub(r"^(\s*[0-9]+)([.)])(?=\s|$)", r"\1\\\2", escaped)
 
@@ -80,7 +80,9 @@ def csv_cell(text: str) -> str:
     """Text for a cell of CSV. A spreadsheet takes one that begins with = + - @ for a formula, which
     an apostrophe prevents. A number stays one.
     """
-    return f"'{text}" if _FORMULA.match(text) and not _PLAIN_NUMBER.fullmatch(text) else text
+    if _FORMULA.match(text) and not _PLAIN_NUMBER.fullmatch(text):
+        return f"'{text}"
+    return text
 
 
 _LEFT = 'style="text-align: left"'  # notebooks align cells to the right
@@ -92,8 +94,10 @@ def html_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     def line(cells: Iterable[str], tag: str) -> str:
         return f"<tr>{''.join(f'<{tag} {_LEFT}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
-    heading = line(head, "th") if (head := list(head)) else ""
-    return f"<table>{heading}{''.join(line(row, 'td') for row in rows)}</table>"
+    lines = [line(row, "td") for row in rows]
+    if names := list(head):
+        lines.insert(0, line(names, "th"))
+    return f"<table>{''.join(lines)}</table>"
 
 
 _SECRET_KEYS = (
@@ -118,7 +122,9 @@ def redact_values(value: Any) -> Any:
         return without_credentials(value)
     if isinstance(value, Mapping):
         return {key: redact_values(entry) for key, entry in value.items()}
-    return [redact_values(entry) for entry in value] if isinstance(value, list | tuple) else value
+    if isinstance(value, list | tuple):
+        return [redact_values(entry) for entry in value]
+    return value
 
 
 def redact_file(name: str, data: bytes) -> bytes:
@@ -135,11 +141,10 @@ def redact_file(name: str, data: bytes) -> bytes:
         return data
     text = data.decode("utf-8", "replace")
     try:
-        plain = (
-            parse_json(data)
-            if name.endswith(".json")
-            else expect_mapping(read_document(data, name).data)
-        )
+        if name.endswith(".json"):
+            plain = parse_json(data)
+        else:
+            plain = expect_mapping(read_document(data, name).data)
     except ValueError:
         return without_credentials(text).encode()
     redacted = redact_values(plain)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.errors import NoChoiceError, QueryError, with_sweep_libraries
-from orchestrator.front.choice import BEST, KNEE, Choice, Recommendation, recommend
+from orchestrator.front.choice import Choice, ChoiceKind, Recommendation, recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.front.questions import trial_rows
 from orchestrator.front.trial import Trial
@@ -112,7 +112,7 @@ class Sweep(results.Sweep):
         Raises:
             QueryError: no trial meets the limits, or one cannot be parsed.
         """
-        return self._require(BEST, recommend(self._front(x, y), limits, lossless=lossless))
+        return self._require("best", recommend(self._front(x, y), limits, lossless=lossless))
 
     def knee(self, x: str | None = None, y: str | None = None) -> Choice:
         """The trial at the knee of the front.
@@ -120,9 +120,9 @@ class Sweep(results.Sweep):
         Raises:
             QueryError: the front has fewer than three trials, or is a line.
         """
-        return self._require(KNEE, recommend(self._front(x, y)))
+        return self._require("knee", recommend(self._front(x, y)))
 
-    def _require(self, kind: str, found: Recommendation) -> Choice:
+    def _require(self, kind: ChoiceKind, found: Recommendation) -> Choice:
         """The choice of a kind. Raises NoChoiceError if there is none."""
         try:
             return found.require(kind)

@@ -39,11 +39,10 @@ SWEEP_LIBRARIES = frozenset({"ray", "optuna", "mlflow", "typer"})
 DECODING = ("workers.decoding", "workers.models", "workers.drafters")
 DECODING_LIBRARIES = frozenset({"torch", "numpy", "safetensors", "transformers"})
 MAX_FILE_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 500, 60, 10
-# Functions that are longer on purpose: a kernel's steps, and a trial as one generator.
+# Functions that are longer on purpose.
 STILL_LONG = {
     # one loop over the children, all of whose ten variables change in it
     ("workers.decoding.accept_kernel", "_verify_children"),
-    ("orchestrator.run.trial", "run"),
 }
 MIN_SLACK, SLACK_SHARE = 2, 0.02  # how far a figure may be below its budget
 GROWTH_SHARE = 0.005  # of tokens that need no reason: a mended fault, a name in full

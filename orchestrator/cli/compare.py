@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -99,7 +100,7 @@ def compare(
         return
     opened = prices.open(sweeps)
     if by == _DEVICE:
-        opened = [priced for sweep in opened for priced in _on_all_machines(sweep)]
+        opened = list(chain.from_iterable(map(_on_all_machines, opened)))
         by = None
     from orchestrator.front.compare import compare as compare_fronts
     from orchestrator.front.compare import shared_objectives
@@ -117,17 +118,19 @@ def compare(
         typer.echo(_write_page(opened, front, found, warnings, output.out))
         return
     facts = {
-        "objectives": [{"metric": m.name, "direction": m.direction} for m in front.metrics],
+        "objectives": [
+            {"metric": metric.name, "direction": metric.direction} for metric in front.metrics
+        ],
         **asdict(found),
     }
-    lines = _describe(
-        found, [metric.name for metric in front.metrics], "sweep" if by is None else "group"
-    )
+    names = [metric.name for metric in front.metrics]
+    lines = _describe(found, names, "sweep" if by is None else "group")
     if kind.by == _DEVICE:
         facts["by_device"], above = _by_device(opened, query)
         lines = [*above, *lines]
-    for warning in () if output.as_json else warnings:
-        say(f"Note: {warning}.")
+    if not output.as_json:
+        for warning in warnings:
+            say(f"Note: {warning}.")
     show({**facts, "warnings": warnings}, lines, as_json=output.as_json)
 
 
@@ -137,12 +140,8 @@ def _check_options(
     """Raise CommandError for options that cannot be combined, or of which one is missing."""
     by = kind.by
     if kind.published:
-        is_alone = (
-            not by
-            and (query, prices) == (o.Query(), o.PriceOptions())
-            and output == Output(as_json=output.as_json, table=output.table)
-        )
-        if not is_alone:
+        is_alone = not by and query == o.Query() and prices == o.PriceOptions()
+        if not is_alone or output != Output(as_json=output.as_json, table=output.table):
             raise CommandError(
                 "--published can be combined with --table and --json only: it compares all",
                 WRONG_USAGE,
@@ -180,10 +179,9 @@ def _on_all_machines(sweep: Sweep) -> list[Sweep]:
 
     machines = Machine.all(sweep.prices)
     if len(machines) < 2:
-        have = f"prices of {machines[0]} only" if machines else "no prices of a device"
-        raise QueryError(
-            f"sweep {sweep.name} has {have}; `{files.command(sweep.storage, 'time')}` measures others"
-        )
+        has = f"prices of {machines[0]} only" if machines else "no prices of a device"
+        time = files.command(sweep.storage, "time")
+        raise QueryError(f"sweep {sweep.name} has {has}; `{time}` measures others")
     return [sweep.priced_on(machine) for machine in machines]
 
 
@@ -200,14 +198,13 @@ def _by_device(sweeps: Sequence[Sweep], query: o.Query) -> tuple[dict[str, Any],
     lines = list[str]()
     for place, fronts in by_place.items():
         numbers = {trial.number for front in fronts for trial in front.members}
-        numbers |= {
-            s.baseline.number
-            for front in fronts
-            for s in front.sweeps.values()
-            if s.baseline is not None
-        }
+        for front in fronts:
+            baselines = [sweep.baseline for sweep in front.sweeps.values()]
+            numbers |= {baseline.number for baseline in baselines if baseline is not None}
         facts[place], table = side_by_side(fronts, numbers)
-        lines += [*([place] if len(by_place) > 1 else []), *table, ""]
+        if len(by_place) > 1:
+            lines.append(place)
+        lines += [*table, ""]
     return facts, lines
 
 
@@ -222,12 +219,9 @@ def _write_page(
     from orchestrator.report.page import page_data, render
 
     metrics = [metric.name for metric in front.metrics]
-    page = render(
-        page_data(
-            sweeps, say, metrics, comparison=found, warnings=[f"{text}." for text in warnings]
-        )
-    )
-    return write_output(out or "compare.html", page.encode())
+    sentences = [f"{text}." for text in warnings]
+    data = page_data(sweeps, say, metrics, comparison=found, warnings=sentences)
+    return write_output(out or "compare.html", render(data).encode())
 
 
 def _cautions(front: Front, *, is_by_device: bool) -> list[str]:
@@ -235,17 +229,14 @@ def _cautions(front: Front, *, is_by_device: bool) -> list[str]:
     from orchestrator.front.compare import cautions
     from orchestrator.shown.status import timing_notes
 
-    if is_by_device:
-        return list(
-            dict.fromkeys(text for sweep in front.sweeps.values() for text in timing_notes(sweep))
-        )
-    notes = {name: timing_notes(sweep) for name, sweep in front.sweeps.items()}
-    own = [
-        f"{name}, {text}" if len(notes) > 1 else text
-        for name, texts in notes.items()
-        for text in texts
-    ]
-    return [*own, *cautions([sweep.identity for sweep in front.sweeps.values()], front.metrics)]
+    notes: list[str] = []
+    for name, sweep in front.sweeps.items():
+        whose = f"{name}, " if len(front.sweeps) > 1 and not is_by_device else ""
+        notes += [whose + text for text in timing_notes(sweep)]
+    if is_by_device:  # a sweep has the same notes on each of its devices
+        return list(dict.fromkeys(notes))
+    identities = [sweep.identity for sweep in front.sweeps.values()]
+    return [*notes, *cautions(identities, front.metrics)]
 
 
 def _group(front: Front, by: str | None) -> dict[str, list[int]]:
@@ -258,18 +249,22 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
     from orchestrator.front.query import column_of
     from search_spaces.params import unknown_key
 
-    groups: dict[str, list[int]] = {} if by is not None else {name: [] for name in front.sweeps}
-    try:
-        column = [] if by is None or by in _PARTS else column_of(front.trials, by).to_pylist()
-    except ValueError:
-        problem = unknown_key(str(by), [*_PARTS, _DEVICE, *front.trials.column_names], "column")
-        raise QueryError(f"--by {by}: {problem}") from None
+    groups: dict[str, list[int]] = {}
+    if by is None:
+        groups = {name: [] for name in front.sweeps}
+        for index, trial in enumerate(front.candidates):
+            groups[trial.origin].append(index)
+        return groups
+    column = []
+    if by not in _PARTS:
+        try:
+            column = column_of(front.trials, by).to_pylist()
+        except ValueError:
+            problem = unknown_key(by, [*_PARTS, _DEVICE, *front.trials.column_names], "column")
+            raise QueryError(f"--by {by}: {problem}") from None
     for index, trial in enumerate(front.candidates):
-        name = trial.origin
-        if by is not None:
-            value = _part_kinds(by, trial.config) if by in _PARTS else column[trial.row]
-            name = _group_name(front, trial.origin, value, by)
-        groups.setdefault(name, []).append(index)
+        value = _part_kinds(by, trial.config) if by in _PARTS else column[trial.row]
+        groups.setdefault(_group_name(front, trial.origin, value, by), []).append(index)
     if len(groups) < 2:
         found = f"only {next(iter(groups))}" if groups else "no measured trial"
         raise QueryError(f"--by {by}: needs two groups, found {found}")
@@ -278,17 +273,21 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
 
 def _part_kinds(part: str, config: DecodingConfig) -> str:
     """The kinds of a part of a setting, without numbers: `additive exponential, optimal`; `vanilla`
-    for all of its.
+    for each part of vanilla.
     """
     from orchestrator.store.names import VANILLA, family
     from search_spaces.acceptance import EXACT
 
     if config.is_vanilla:
         return VANILLA
-    if part != "acceptance":
-        return config.policy.kind if part == "tree" else config.drafter.kind
+    if part == "tree":
+        return config.policy.kind
+    if part == "drafter":
+        return config.drafter.kind
     resampling = config.acceptance.resampling
-    return family(config) + ("" if resampling == EXACT.resampling else f", {resampling}")
+    if resampling == EXACT.resampling:
+        return family(config)
+    return f"{family(config)}, {resampling}"
 
 
 def _group_name(front: Front, sweep: str, value: Any, by: str) -> str:
@@ -307,29 +306,24 @@ def _group_name(front: Front, sweep: str, value: Any, by: str) -> str:
 
 
 def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
-    """The comparison as lines of text. what: is compared, `sweep` or `group`."""
-    corner = ", ".join(
-        f"{name} {value:.4g}" for name, value in zip(metrics, found.reference, strict=True)
-    )
-    scale = ", ".join(
-        f"{name} {value:.4g}" for name, value in zip(metrics, found.scale, strict=True)
-    )
+    """The comparison as lines of text. what: the word for what is compared, `sweep` or `group`."""
+    corner = _named_values(metrics, found.reference)
+    scale = _named_values(metrics, found.scale)
     best = max(found.hypervolumes.values())
-    volumes = [
-        [
-            name,
-            *map(str, found.sizes[name]),
-            measured(volume, found.hypervolume_errors[name]),
-            f"{100 * volume / best:.1f} %" if best > 0 else "-",
-        ]
-        for name, volume in sorted(found.hypervolumes.items(), key=lambda entry: -entry[1])
-    ]
+    volumes = []
+    for name, volume in sorted(found.hypervolumes.items(), key=lambda entry: -entry[1]):
+        error = found.hypervolume_errors[name]
+        of_best = f"{100 * volume / best:.1f} %" if best > 0 else "-"
+        volumes.append([name, *map(str, found.sizes[name]), measured(volume, error), of_best])
     pairs = []
     for pair in found.pairs:
         more, error = pair.difference
-        for a, b, i, sign in ((pair.first, pair.second, 0, 1), (pair.second, pair.first, 1, -1)):
-            shares = f"{pair.epsilon[i]:.3f}", f"{100 * pair.coverage[i]:.0f} %"
-            pairs.append([a, b, measured(sign * more, error), *shares])
+        ways = ((pair.first, pair.second, more), (pair.second, pair.first, -more))
+        for (first, second, difference), epsilon, covered in zip(
+            ways, pair.epsilon, pair.coverage, strict=True
+        ):
+            value = measured(difference, error)
+            pairs.append([first, second, value, f"{epsilon:.3f}", f"{100 * covered:.0f} %"])
     return [
         shown_table(
             [what, "trials", "on front", "hypervolume", "of the largest"],
@@ -351,9 +345,15 @@ def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
     ]
 
 
+def _named_values(metrics: Sequence[str], values: Sequence[float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in zip(metrics, values, strict=True))
+
+
 def _compare_with_papers(names: list[str], file: str | None, *, as_json: bool) -> None:
-    """Print each sweep next to each table. names: sweeps and tables; without a table, the one with
-    the sweep's name. file: where the tables are written as a paper prints them.
+    """Print each sweep next to each table.
+
+    names: of sweeps and tables; without tables, each sweep is compared with the one of its name.
+    file: where the tables are written as a paper prints them.
 
     Raises:
         CommandError: no sweep, or no such table.
@@ -367,12 +367,15 @@ def _compare_with_papers(names: list[str], file: str | None, *, as_json: bool) -
         raise CommandError(
             f"--published: give a sweep to compare with {', '.join(given_tables)}", WRONG_USAGE
         )
-    replications = [
-        replicate(sweep, table)
-        for sweep in opened
-        for table in given_tables or [FOLDER + sweep.name]
-    ]
-    lines = [line for entry in replications for line in ("", "", *_describe_replication(entry))][2:]
+    replications: list[Replication] = []
+    lines: list[str] = []
+    for sweep in opened:
+        for table in given_tables or [FOLDER + sweep.name]:
+            found = replicate(sweep, table)
+            if replications:
+                lines += ["", ""]
+            lines += _describe_replication(found)
+            replications.append(found)
     if file is not None:
         from orchestrator.shown.paper_tables import replication_table
 
@@ -388,28 +391,26 @@ def _describe_replication(found: Replication) -> list[str]:
 
     head = ["config", "trial", "metric", "measured", "published", "z", ""]
     cells = [line for row in found.rows for line in _row_lines(row)]
-    different, equal = found.with_verdict("differs"), found.with_verdict("agrees")
+    different = found.with_verdict("differs")
+    equal = found.with_verdict("agrees")
     verb = "differs" if len(different) == 1 else "differ"
     total = counted(len(different) + len(equal), "figure")
-    which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in different)
+    result = f"{len(different)} of {total} {verb} beyond the measured uncertainty"
+    if different:
+        which = "; ".join(f"{row.row.label} ({figure.metric})" for row, figure in different)
+        result += f": {which}"
     lines = [
         f"{found.sweep} next to {found.table}",
         *found.notes,
         "",
         shown_table(head, cells, right=[1, 3, 4, 5]),
         "",
-        (
-            f"{len(different)} of {total} {verb} beyond the measured "
-            f"uncertainty{': ' if different else ''}{which}"
-        ),
+        result,
     ]
-    undecided = {
-        "not measured": found.with_verdict("not measured"),
-        "no error": found.with_verdict("no error"),
-    }
-    lines += [
-        f"{counted(len(f), 'figure')} not compared: {why}" for why, f in undecided.items() if f
-    ]
+    if missing := found.with_verdict("not measured"):
+        lines.append(f"{counted(len(missing), 'figure')} not compared: not measured")
+    if unsure := found.with_verdict("no error"):
+        lines.append(f"{counted(len(unsure), 'figure')} not compared: no error")
     lines += [
         f"{row.row.label}: run with {', '.join(row.differences)}"
         for row in found.rows
@@ -422,18 +423,15 @@ def _row_lines(row: TableRow) -> list[list[str]]:
     """The table's lines for a row: its figures, then the paper's figures that have no metric
     here.
     """
-    trial = "none" if row.trial is None else str(row.trial)
     lines = []
     for figure in row.figures:
         value = "-" if figure.measured is None else str(figure.measured)
-        printed = figure.in_our_unit + (
-            "" if figure.in_our_unit == figure.printed else f" ({figure.printed})"
-        )
+        printed = figure.in_our_unit
+        if figure.in_our_unit != figure.printed:
+            printed += f" ({figure.printed})"
         z = "-" if figure.z is None else f"{figure.z:.1f}"
         lines.append([figure.metric, value, printed, z, figure.verdict])
     lines += [[name, "-", value, "-", "no metric here"] for name, value in row.row.figures.items()]
-    lines = lines or [["-", "-", "-", "-", "no figures"]]
-    return [
-        [*((row.row.label, trial) if index == 0 else ("", "")), *line]
-        for index, line in enumerate(lines)
-    ]
+    trial = "none" if row.trial is None else str(row.trial)
+    first, *others = lines or [["-", "-", "-", "-", "no figures"]]
+    return [[row.row.label, trial, *first], *(["", "", *line] for line in others)]

@@ -4,7 +4,9 @@ of them is.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.text import for_output, trial_table
@@ -54,11 +56,16 @@ def side_by_side(
             }
         )
     if speeds:
-        rows.sort(key=lambda row: row[speeds[0]][0]["value"] if row[speeds[0]][0] else float("inf"))
+        rows.sort(key=lambda row: _first_value(row[speeds[0]]))
     settings = [shown[row["number"]] for row in rows]
-    return {"machines": list(map(_machine_name, sweeps)), "rows": rows}, _lines(
-        rows, settings, sweeps, speeds, others
-    )
+    facts = {"machines": list(map(_machine_name, sweeps)), "rows": rows}
+    return facts, _lines(rows, settings, sweeps, speeds, others)
+
+
+def _first_value(values: Sequence[dict[str, Any] | None]) -> float:
+    """The value on the first device; infinite if there is none."""
+    first = values[0]
+    return math.inf if first is None else float(first["value"])
 
 
 def _machine_name(sweep: Sweep) -> str:
@@ -78,27 +85,22 @@ def _lines(
     speeds: Sequence[str],
     others: Sequence[str],
 ) -> list[str]:
-    """A table with a column for each price, and what its columns are of. settings: their names, of
-    each row.
+    """A table with a column for each price, and what its columns are of. settings: of the rows, by
+    name.
     """
     several = len(sweeps) > 1
     marks = [f"[{place}]" for place in range(1, len(sweeps) + 1)]
-    head = [f"{name} {mark}" if several else name for name in speeds for mark in marks]
-    cells = [
-        [
-            str(row["number"]),
-            setting,
-            *(_shown(row[name]) for name in others),
-            *(_shown(value) for name in speeds for value in row[name]),
-            " ".join(
-                mark if several else "yes"
-                for mark, found in zip(marks, row["on_front"], strict=True)
-                if found
-            ),
-        ]
-        for row, setting in zip(rows, settings, strict=True)
-    ]
-    head = ["trial", "setting", *others, *head, "on front"]
+    cells = []
+    for row, setting in zip(rows, settings, strict=True):
+        values = [_shown(row[name]) for name in others]
+        for name in speeds:
+            values += map(_shown, row[name])
+        on_front = " ".join(compress(marks if several else ["yes"], row["on_front"]))
+        cells.append([str(row["number"]), setting, *values, on_front])
+    columns = speeds
+    if several:
+        columns = [f"{name} {mark}" for name in speeds for mark in marks]
+    head = ["trial", "setting", *others, *columns, "on front"]
     table = trial_table(head, cells, [row["label"] for row in rows], range(2, len(head) - 1))
     named = zip(marks, map(_machine_name, sweeps), strict=True)
     return [*table, *(f"{mark} {name}" for mark, name in named if several)]

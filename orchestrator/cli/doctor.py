@@ -19,6 +19,7 @@ Examples:
   specfrontier doctor --models models.yaml
   specfrontier doctor --plan my_sweep.yaml --models models.yaml --gpus 8 --gpu-memory 24
 """
+_DEFAULT_GIB = 80.0  # of a GPU
 _TYPICAL = (
     "Default: that of a data-centre or gaming GPU with about that memory, which the plan names."
 )
@@ -98,12 +99,14 @@ def _plan(space: str, options: Examined) -> tuple[dict[str, Any], list[str]]:
     from search_spaces.sweep import SweepConfig
 
     here = machine.torch_facts()["devices"]
-    memory = options.gpu_memory or (here[0]["memory_bytes"] / gpus.GIB if here else 80.0)
-    device = str(here[0]["name"]) if here and not options.gpu_memory else ""
-    sweep = SweepConfig.read(
-        space, {} if options.models is None else {"models.file": options.models}
-    )
-    gpu = gpus.gpu_of(memory, options.gpu_bandwidth, options.gpu_compute, device)
+    memory = options.gpu_memory
+    device = ""
+    if not memory and here:
+        memory = here[0]["memory_bytes"] / gpus.GIB
+        device = str(here[0]["name"])
+    changes = {} if options.models is None else {"models.file": options.models}
+    sweep = SweepConfig.read(space, changes)
+    gpu = gpus.gpu_of(memory or _DEFAULT_GIB, options.gpu_bandwidth, options.gpu_compute, device)
     with sweep.locate_errors():
         with o.show_notes():
             shapes = plans.models_for_plan(sweep)

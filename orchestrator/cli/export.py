@@ -26,7 +26,7 @@ def export(
     sweep: q.OneSweep,
     query: q.Query,
     prices: q.PriceOptions,
-    wanted: q.TrialOptions,
+    selection: q.TrialOptions,
     out: str = o.option(
         "Folder to write; created if missing.", "DIR", default="export", callback=o.output_path
     ),
@@ -37,11 +37,11 @@ def export(
     """
     from orchestrator.shown.export import export_files
 
-    if not wanted.is_given():
+    if not selection.is_given():
         raise CommandError(
             "add --trial N, --best LIMIT, --lossless or --knee to choose the setting", WRONG_USAGE
         )
-    trial = wanted.select(query.front(prices.open([sweep])))
+    trial = selection.select(query.front(prices.open([sweep])))
     if not trial.metrics:
         raise CommandError(
             f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}",

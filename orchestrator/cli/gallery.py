@@ -204,7 +204,8 @@ def file_name(request: Request) -> str:
     """Caption id, sample, and the caption's letters and digits: `0000-0-a-large-red-circle.png`."""
     words = re.sub(r"[^a-z0-9]+", "-", request.caption.lower()).strip("-")
     slug = words[:_MAX_CAPTION_CHARS].rstrip("-")
-    return f"{request.caption_id:04d}-{request.sample}{'-' if slug else ''}{slug}.png"
+    name = f"{request.caption_id:04d}-{request.sample}"
+    return f"{name}-{slug}.png" if slug else f"{name}.png"
 
 
 def _image_row(request: Request, statistics: ImageStatistics) -> dict[str, Any]:

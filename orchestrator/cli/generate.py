@@ -67,7 +67,7 @@ class Source:
 
 
 @o.grouped
-def generate(source: Source, wanted: q.TrialOptions, options: q.GenerationOptions) -> None:
+def generate(source: Source, selection: q.TrialOptions, options: q.GenerationOptions) -> None:
     """Generate images from captions with one decoding config: a preset, a YAML file or a sweep's
     trial, with --set for single keys.
 
@@ -79,7 +79,7 @@ def generate(source: Source, wanted: q.TrialOptions, options: q.GenerationOption
     if source.list_presets:
         typer.echo(_describe_presets())
         return
-    setting = _read_setting(source, wanted)
+    setting = _read_setting(source, selection)
     mapping = _with_assignments(setting.mapping, options.assignments or [])
     texts = _read_captions(source.captions or [], source.captions_file, options.seed)
     o.say_on_terminal("loading the models")
@@ -100,7 +100,7 @@ def _describe_presets() -> str:
     )
 
 
-def _read_setting(source: Source, wanted: q.TrialOptions) -> config_file.Setting:
+def _read_setting(source: Source, selection: q.TrialOptions) -> config_file.Setting:
     """The config of a preset, a file or a sweep's trial (vanilla without any), and what was
     measured of it.
 
@@ -114,7 +114,7 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> config_file.Setting
     from search_spaces.presets import preset as find_preset
     from search_spaces.trial import DecodingConfig, Sampling
 
-    is_chosen = wanted.is_given()
+    is_chosen = selection.is_given()
     given = {"--preset": source.preset, "--config": source.config, "--from": source.sweep}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -123,7 +123,7 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> config_file.Setting
             WRONG_USAGE,
         )
     if source.sweep is not None:
-        return _read_trial(source.sweep, wanted, infeasible=source.infeasible)
+        return _read_trial(source.sweep, selection, infeasible=source.infeasible)
     if is_chosen or source.infeasible:
         options = "--trial, --best, --lossless, --knee and --infeasible"
         raise CommandError(f"{options} choose a sweep's trial; add --from SWEEP", WRONG_USAGE)
@@ -148,7 +148,7 @@ def _read_setting(source: Source, wanted: q.TrialOptions) -> config_file.Setting
 
 
 @q.query_errors()
-def _read_trial(source: str, wanted: q.TrialOptions, *, infeasible: bool) -> config_file.Setting:
+def _read_trial(source: str, selection: q.TrialOptions, *, infeasible: bool) -> config_file.Setting:
     """The setting of a sweep's trial; by default of the best one within the default quality bar.
 
     Raises:
@@ -160,14 +160,14 @@ def _read_trial(source: str, wanted: q.TrialOptions, *, infeasible: bool) -> con
     from orchestrator.shown.status import session_problems
 
     front = front_of([sweep], feasible=not infeasible)
-    if not wanted.is_given() and not front.infeasible_note:
+    if not selection.is_given() and not front.infeasible_note:
         if (limit := default_limit(front)) is None:
             problem = f"--from {source}: this sweep has no default quality bar"
             raise CommandError(
                 f"{problem}; add --trial N, --best LIMIT, --lossless or --knee", WRONG_USAGE
             )
-        wanted = q.TrialOptions(best=[limit])
-    return replace(wanted.select(front).to_setting(), notes=tuple(session_problems(sweep)))
+        selection = q.TrialOptions(best=[limit])
+    return replace(selection.select(front).to_setting(), notes=tuple(session_problems(sweep)))
 
 
 def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[str, Any]:
@@ -207,21 +207,19 @@ def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str
             caption_in_one_line(caption, f"caption {number}")
             for number, caption in enumerate(captions, start=1)
         ]
-        if file == "-":
-            listed = captions_of_text(
-                decode(sys.stdin.buffer.read(), "standard input"), "standard input"
-            )
-        elif file is not None and Path(file).suffix.lower() not in ENDINGS:
-            listed = captions_of_text(read_text(Path(file)), file)
+        if file is None:
+            listed = []
+        elif file == "-":
+            text = decode(sys.stdin.buffer.read(), "standard input")
+            listed = captions_of_text(text, "standard input")
+        elif Path(file).suffix.lower() in ENDINGS:
+            listed = captions_in_order(Path(file), seed=seed)
         else:
-            listed = [] if file is None else captions_in_order(Path(file), seed=seed)
+            listed = captions_of_text(read_text(Path(file)), file)
         found += [caption.text for caption in listed]
     if not found:
-        name = "standard input" if file == "-" else file
-        fix = (
-            f"{name} is empty"
-            if file is not None
-            else "give them as arguments, or with --captions FILE"
-        )
+        fix = "give them as arguments, or with --captions FILE"
+        if file is not None:
+            fix = f"{'standard input' if file == '-' else file} is empty"
         raise CommandError(f"no captions: {fix}", WRONG_USAGE)
     return found

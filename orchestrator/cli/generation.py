@@ -125,11 +125,13 @@ def _write_vanilla(
 
 
 def _speedup(timings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The measured speed-up with its standard error (None: of a single batch), and vanilla's
+    """The measured speed-up with its standard error (None for a single batch), and vanilla's
     seconds per image.
     """
-    vanilla, own = (torch.tensor(seconds) for seconds in _by_setting(timings, "seconds"))
-    error = ratio_estimate(vanilla, own, torch.arange(len(own))).error if len(own) > 1 else None
+    vanilla, own = map(torch.tensor, _by_setting(timings, "seconds"))
+    error = None
+    if len(own) > 1:
+        error = ratio_estimate(vanilla, own, torch.arange(len(own))).error
     latency = 2 * float(vanilla.sum()) / sum(row["batch"] for row in timings)
     return {
         "speedup": float(vanilla.sum() / own.sum()),
@@ -152,12 +154,9 @@ def _vanilla(
     else vanilla with the config's sampling. sampling: the target's defaults.
     """
     stated = DecodingConfig.from_mapping(setting.mapping, sampling)
-    is_unchanged = setting.baseline is not None and config.sampling == stated.sampling
-    return (
-        setting.baseline
-        if is_unchanged and setting.baseline
-        else DecodingConfig(sampling=config.sampling)
-    )
+    if setting.baseline is not None and config.sampling == stated.sampling:
+        return setting.baseline
+    return DecodingConfig(sampling=config.sampling)
 
 
 def _header(
@@ -167,8 +166,8 @@ def _header(
     setting: config_file.Setting,
     images: int,
 ) -> dict[str, Any]:
-    """What the statistics say of the run besides its images. measured: the speed-up that a sweep
-    measured of this config, and why it is not that of this run.
+    """What the statistics say of the run as a whole. `measured`: the speed-up that a sweep measured
+    of this config, and why it is not that of this run.
     """
     batch = min(engine.batch_size, images)
     promised = None
@@ -207,8 +206,9 @@ def _warnings(gallery: Gallery, files: Mapping[str, str]) -> list[str]:
     passes = sum(image.passes for image in images)
     drafter = gallery.engine.config.drafter.kind
     file = files.get(f"drafters.{drafter}")
-    is_bad = file is not None and is_hardly_accepted(tokens, passes)
-    return [drafter_warning(drafter, str(file), tokens, passes)] if is_bad else []
+    if file is None or not is_hardly_accepted(tokens, passes):
+        return []
+    return [drafter_warning(drafter, file, tokens, passes)]
 
 
 def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
@@ -248,7 +248,7 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
 
 
 def _describe_setting(statistics: Mapping[str, Any]) -> str:
-    """The setting's name, and whether it is lossless, which vanilla is without saying."""
+    """The setting's name, and, except for vanilla, whether it is lossless."""
     name: str = statistics["setting"]
     if DecodingConfig.from_mapping(statistics["config"]).is_vanilla:
         return name
@@ -273,17 +273,16 @@ def _describe_sampling(sampling: Mapping[str, Any], defaults: Sequence[str]) -> 
     """
     names = {"cfg": "guidance (cfg)"}
     values = {name: sampling[name] for name in ("cfg", "temperature", "top_k", "top_p")}
-    # of a dynamic temperature
+    # those of a dynamic temperature
     values |= {name: value for name, value in sampling.items() if name not in values}
-    text = ", ".join(
-        f"{names.get(name, name)} {value if isinstance(value, str) else format_number(value, 6)}"
-        for name, value in values.items()
-    )
+    parts = []
+    for name, value in values.items():
+        shown = value if isinstance(value, str) else format_number(value, 6)
+        parts.append(f"{names.get(name, name)} {shown}")
+    text = ", ".join(parts)
     if not defaults:
         return f"sampling: {text}"
-    which = (
-        "all"
-        if len(defaults) == len(values)
-        else ", ".join(name for name in values if name in defaults)
-    )
+    which = "all"
+    if len(defaults) < len(values):
+        which = ", ".join(name for name in values if name in defaults)
     return f"sampling: {text} ({which} by the target's default; a sweep's may differ, see --from)"

@@ -70,12 +70,12 @@ def launch(
         request, note = resume(request)
         if note:
             say(note)
-    found = _check(request)
+    inspection = _check(request)
     from orchestrator.cli.launch_plan import describe_plan, describe_reference
 
     if options.check:
         with ends_with(WRONG_USAGE):
-            plan = describe_plan(found)
+            plan = describe_plan(inspection)
         typer.echo(safe_text(plan.split("\n")))
         return request.storage.uri
     reference = request.sweep.reference
@@ -97,10 +97,10 @@ def _check(request: LaunchRequest) -> Inspection:
     from orchestrator.launch.checks import check  # these imports take seconds
     from orchestrator.launch.inspection import Inspection
 
-    found = Inspection(request, fetch=pull_models)
+    inspection = Inspection(request, fetch=pull_models)
     with ends_with(FAILED, PoolError), ends_with(WRONG_USAGE):
-        check(found)
-    return found
+        check(inspection)
+    return inspection
 
 
 def run_sweep(request: LaunchRequest, *, as_json: bool) -> None:
@@ -134,43 +134,41 @@ def _summary(
     from orchestrator.views.mlflow_client import is_server
 
     sweep = Sweep.open(storage.uri)
-    found = for_output(front_of([sweep]), long=False)
+    front = for_output(front_of([sweep]), long=False)
     notes = sweep_notes(sweep)
-    if found.infeasible_note:
-        notes.append(
-            f"{found.infeasible_note}; `{files.command(storage, 'pareto', '--infeasible')}` shows them"
-        )
+    if front.infeasible_note:
+        show_all = files.command(storage, "pareto", "--infeasible")
+        notes.append(f"{front.infeasible_note}; `{show_all}` shows them")
     if outcome.untimed:
         again = files.command(storage, "time")
         notes.append(
             f"the front was not timed once more: {outcome.untimed}; `{again}` times it on this "
             "machine"
         )
-    front = describe_front(Answer(found, found.members, recommend(found), notes))
     reason = _REASONS.get(outcome.stopped_by, f"the budget of {outcome.stopped_by} is spent")
-    reason += f"; {plateau}" if plateau and outcome.stopped_by != "plateau" else ""
+    if plateau and outcome.stopped_by != "plateau":
+        reason += f"; {plateau}"
     stopped = [record for record in sweep.records if record.stop is not None]
     if stopped:
         revived = sum(record.is_revived for record in stopped)
-        reason += (
-            f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end "
-        )
-        reason += f"({files.command(storage, 'pareto', '--stopped')})"
-    lines = ["", f"{counted(len(sweep.records), 'trial')}; {reason}", *front, ""]
-    lines += [
+        reason += f"; racing stopped {counted(len(stopped), 'trial')}, {revived} revived at the end"
+        reason += f" ({files.command(storage, 'pareto', '--stopped')})"
+    lines = [
+        "",
+        f"{counted(len(sweep.records), 'trial')}; {reason}",
+        *describe_front(Answer.of(front, front.members, recommended=recommend(front), notes=notes)),
+        "",
         f"report   {files.near_path(storage, files.REPORT)}",
         f"plot     {files.near_path(storage, files.FRONT_PLOT)}",
     ]
-    if found.candidates:
+    if front.candidates:
         choose_one = files.command(
-            storage, "pareto", "--best", example_limit(found), "--config", "fast.yaml"
+            storage, "pareto", "--best", example_limit(front), "--config", "fast.yaml"
         )
         lines.append(f"choose   {choose_one}")
     if mlflow and mlflow.location:
-        ways = (
-            mlflow.location.links()
-            if is_server(mlflow.uri)
-            else {"MLflow": files.command(storage, "ui")}
-        )
+        ways = {"MLflow": files.command(storage, "ui")}
+        if is_server(mlflow.uri):
+            ways = mlflow.location.links()
         lines += [f"{name:<8} {way}" for name, way in ways.items() if name != "mlflow"]
     return safe_text(lines)

@@ -23,37 +23,38 @@ _MAX_NAME_WIDTH = 46  # columns
 _MAX_WIDTH = 120  # columns
 
 
-def describe_plan(found: Inspection) -> str:
+def describe_plan(inspection: Inspection) -> str:
     """The sweep as it would run, with all defaults: a line for each part of the sweep, and one for
     each parameter that is searched; files of the models that the launch would fetch, and notes on
     the models' files.
     """
-    sweep = found.sweep
-    storage = found.request.storage
+    sweep = inspection.sweep
+    storage = inspection.request.storage
     head = f"{sweep.name}: {sweep.about}".rstrip(": ")
-    parts = [("pull", _missing(found)), *_earlier(found), *_parts(sweep, storage)]
-    parts += [("note", text) for text in found.notes]
+    parts = [("pull", _missing(inspection)), *_earlier(inspection), *_parts(sweep, storage)]
+    parts += [("note", text) for text in inspection.notes]
     return "\n".join([_fill(head), *(_line(label, text) for label, text in parts if text)])
 
 
-def _missing(found: Inspection) -> str:
+def _missing(inspection: Inspection) -> str:
     """The files of the models that the launch would fetch; "" if there are none."""
-    if not found.missing_files:
+    missing = inspection.fetch_files()
+    if not missing:
         return ""
-    missing = ", ".join(found.missing_files)
-    return f"would fetch {missing}; what depends on them was not checked"
+    return f"would fetch {', '.join(missing)}; what depends on them was not checked"
 
 
-def _earlier(found: Inspection) -> Iterator[tuple[str, str]]:
+def _earlier(inspection: Inspection) -> Iterator[tuple[str, str]]:
     """What is taken over from each earlier sweep."""
-    earlier = found.request.earlier
+    earlier = inspection.request.earlier
     if earlier is None:
         return
     from workers.data.captions import captions_hash
 
-    captions = {"hash": captions_hash(found.captions), "count": len(found.captions)}
-    facts = {"captions": captions} if found.identity is None else None
-    yield from (("from", text) for text in earlier.describe(found.sweep, captions, facts))
+    captions = {"hash": captions_hash(inspection.captions), "count": len(inspection.captions)}
+    facts = {"captions": captions} if inspection.identity is None else None
+    for text in earlier.describe(inspection.sweep, captions, facts):
+        yield "from", text
     fronts = f"{counted(len(earlier.front), 'trial')} of their fronts"
     yield "", f"{fronts}, first: the budgets of trials and images are larger by them"
 
@@ -66,9 +67,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     captions = config.captions
     yield "captions", f"{captions.count} of {captions.source}, seed {captions.seed}"
     yield "reference", describe_reference(config.reference)
-    sampling = {} if config.sampling is None else config.sampling.to_mapping()
-    values = ", ".join(f"{key} {value:g}" for key, value in sampling.items())
-    yield "sampling", values or "the target's own"
+    yield "sampling", _sampling(config)
     first = dict.fromkeys((VANILLA, *(entry.label for entry in config.enqueue)))
     yield "first", ", ".join(first)
     yield from _search(config)
@@ -76,15 +75,25 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "quality", _quality(config)
     yield "timing", _timing(config)
     yield "racing", _racing(config)
-    objectives = (
-        f"{objective.metric} ({objective.direction})" if objective.direction else objective.metric
-        for objective in config.objectives
-    )
-    yield "objectives", ", ".join(objectives)
+    yield "objectives", ", ".join(_objectives(config))
     yield "constraints", ", ".join(constraint.text for constraint in config.constraints)
     metrics = "all that are available" if config.metrics is None else ", ".join(config.metrics)
     yield "metrics", metrics
     yield "seed", str(config.seed)
+
+
+def _sampling(config: SweepConfig) -> str:
+    """The sampling of all configs."""
+    values = {} if config.sampling is None else config.sampling.to_mapping()
+    if not values:
+        return "the target's own"
+    return ", ".join(f"{key} {value:g}" for key, value in values.items())
+
+
+def _objectives(config: SweepConfig) -> Iterator[str]:
+    for objective in config.objectives:
+        direction = f" ({objective.direction})" if objective.direction else ""
+        yield objective.metric + direction
 
 
 def _search(config: SweepConfig) -> Iterator[tuple[str, str]]:
@@ -94,7 +103,8 @@ def _search(config: SweepConfig) -> Iterator[tuple[str, str]]:
     sampler = search.sampler if space.source else "none"
     yield "search", f"{sampler}, {search.parallel} trials in flight"
     size = space.size()
-    yield "space", counted(size, "point") if size and space.source else ""
+    if size and space.source:
+        yield "space", counted(size, "point")
     searched = {_searched_key(name): domain for name, domain in space.parameters().items()}
     column = min(max((len(name) for name, _ in searched), default=0), _MAX_NAME_WIDTH)
     for (name, condition), domain in searched.items():

@@ -86,29 +86,27 @@ def _lines(family: type[Family]) -> Iterator[str]:
         yield f"{name}:"
         yield f"  family: {family.kind}"
         for key, field in fields.items():
-            yield (
-                f"  {key}: {keys[key]}  # {field.about}"
-                if key in keys
-                else f"  # {key}: {field.about}"
-            )
+            yield _key_line(key, keys.get(key), field.about)
         yield "  dtype: auto  # bfloat16 on a GPU, float32 on a CPU"
-        drafters = keys.get("drafters", {})
-        yield (
-            f"  drafters: {_flow(drafters)}  # {_DRAFTERS}"
-            if drafters
-            else f"  # drafters: {_DRAFTERS}"
-        )
-        # class names are no captions
-        scores = {} if "text" in fields and "text" not in keys else {"clip": _CLIP}
-        yield (
-            f"  metrics: {_flow(scores)}  # {_INCEPTION}"
-            if scores
-            else f"  # metrics: {_INCEPTION}"
-        )
+        yield _key_line("drafters", _flow(keys.get("drafters", {})), _DRAFTERS)
+        scores = {"clip": _CLIP}
+        if "text" in fields and "text" not in keys:
+            scores = {}  # class names are no captions
+        yield _key_line("metrics", _flow(scores), _INCEPTION)
         yield ""
 
 
+def _key_line(key: str, value: object, about: str) -> str:
+    """A line for a key of an entry: with its value, or as a comment without one."""
+    if value in (None, ""):
+        return f"  # {key}: {about}"
+    return f"  {key}: {value}  # {about}"
+
+
 def _flow(given: Mapping[str, str]) -> str:
+    """A mapping in one line of YAML; "" if it is empty."""
+    if not given:
+        return ""
     return "{" + ", ".join(f"{key}: {value}" for key, value in given.items()) + "}"
 
 
@@ -140,7 +138,7 @@ def pull(
 
 def pull_files(references: Mapping[str, str], address: str | None) -> None:
     """Fetch the files of the Hub that an entry names, by key; says on standard error where they
-    are. A Ray client, whose machine is no node, fetches them for itself, too.
+    are. A Ray client, whose machine is not a node, fetches them for itself too.
 
     Raises:
         CommandError: one cannot be fetched, on any machine (1); no such cluster.
@@ -159,7 +157,8 @@ def pull_files(references: Mapping[str, str], address: str | None) -> None:
         failed = dict[str, str]()
         for done in pull_on_nodes(address, sorted(set(references.values()))):
             say(f"{done.node}: {done.reference}: {done.problem or done.path}")
-            failed |= {done.reference: done.problem} if done.problem else {}
+            if done.problem:
+                failed[done.reference] = done.problem
         if failed:
             raise CommandError(
                 f"{counted(len(failed), 'file')} not fetched on every node; run it again", FAILED

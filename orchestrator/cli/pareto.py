@@ -23,9 +23,9 @@ from orchestrator.outputs import (
 )
 
 if TYPE_CHECKING:
-    from orchestrator.front.answer import Answer
     from orchestrator.front.choice import Choice
     from orchestrator.front.front import Front
+    from orchestrator.front.trial import Candidate
 
 EPILOG = """\b
 Examples:
@@ -43,7 +43,8 @@ Examples:
 
 _NO_CHOICE = "--config: add --trial N, --best LIMIT, --lossless or --knee to choose the config"
 _MAX_LISTED = 10  # trials in a note
-_MIN_INCHES, _MAX_INCHES = 2.0, 40.0  # sides of a plot
+_MIN_INCHES = 2.0  # sides of a plot
+_MAX_INCHES = 40.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def pareto(
     sweeps: o.Sweeps,
     query: o.Query,
     prices: o.PriceOptions,
-    wanted: o.TrialOptions,
+    selection: o.TrialOptions,
     output: Output,
 ) -> None:
     """Show the front: the configs that no other dominates; and the best one within a limit, the
@@ -101,32 +102,39 @@ def pareto(
     draws exceed; a lossless one within error of it is preferred. A choice says in how many draws it
     holds, and in how many it is better than vanilla in the first objective.
     """
-    choosing = wanted if output.config is not None else replace(wanted, knee=False)
-    is_chosen = choosing.is_given()
+    if output.config is None:
+        asked = replace(selection, knee=False)  # the knee is shown in any case
+    else:
+        asked = selection
+    is_chosen = asked.is_given()
     if output.config is not None and not is_chosen:
         raise CommandError(_NO_CHOICE, WRONG_USAGE)
     size = _read_size(output)
     from orchestrator.front.answer import Answer, Hypervolume
-    from orchestrator.front.choice import KNEE, NO_KNEE, recommend
+    from orchestrator.front.choice import NO_KNEE, recommend
 
     front = for_output(query.front(prices.open(sweeps)), long=output.long, as_json=output.as_json)
     corner = o.read_point(output.reference_point, len(front.metrics))
     recommended = recommend(
-        front, wanted.best, lossless=wanted.lossless and bool(wanted.best), number=wanted.trial
+        front,
+        selection.best,
+        lossless=selection.lossless and bool(selection.best),
+        trial=None if selection.trial is None else front.trial(selection.trial),
     )
-    chosen = recommended.require(choosing.kind) if is_chosen else None
-    notes = _notes(front, query, wanted.best or ())
-    if wanted.knee and KNEE not in recommended.choices:
+    chosen = recommended.require(asked.kind) if is_chosen else None
+    notes = _notes(front, query, selection.best or ())
+    if selection.knee and "knee" not in recommended.choices:
         notes.append(NO_KNEE)
-    answer = Answer(
-        front=front,
-        rows=front.candidates if output.everything else front.members,
+    rows = front.candidates if output.everything else front.members
+    answer = Answer.of(
+        front,
+        rows,
         recommended=recommended,
         notes=notes,
         hypervolume=Hypervolume.of(front, corner) if output.hypervolume and front.rows else None,
         stopped=_stopped_trials(front, query.where or ()) if output.stopped else None,
     )
-    written = _write_files(answer, chosen, output, size)
+    written = _write_files(front, rows, chosen, output, size)
     lines = [f"{what}: {file}" for what, file in written.items()]
     if "config" in written and chosen is not None:
         lines[-1] += f" ({_generate_command(chosen, written['config'])})"
@@ -139,25 +147,19 @@ def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:
     `EarlyStop`.
     """
     from orchestrator.front.questions import trial_rows
-    from orchestrator.store.records import STOPPED
 
     found = []
     for name, sweep in front.sweeps.items():
         chosen = set(trial_rows(sweep, where, ["number"])["number"].to_pylist())
-        stopped = [
-            record
-            for record in sweep.records
-            if record.state == STOPPED and record.duplicate_of is None
-        ]
-        for record in stopped:
+        for record in sweep.records:
+            if not record.is_stopped or record.duplicate_of is not None:
+                continue
             if record.stop is not None and record.number in chosen:
                 facts = {
                     "sweep": name,
                     "number": record.number,
                     "label": record.label,
                     "cause": record.cause or "",
-                }
-                facts |= {
                     "setting": front.names.name(record.config),
                     "description": front.names.describe(record.config),
                 }
@@ -172,39 +174,26 @@ def _notes(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     from orchestrator.front.query import limit_notes, unmatched
     from orchestrator.shown.status import sweep_notes, waiting_note
 
-    sweeps = front.sweeps.values()
     where = query.where or ()
-    own = [
-        f"{sweep.name}, {text}"
-        for sweep in sweeps
-        for text in (*waiting_note(sweep), *unmatched(sweep.table, where), *sweep_notes(sweep))
-    ]
-    infeasible = (
-        f"{front.infeasible_note}; add --infeasible to include them"
-        if front.infeasible_note
-        else ""
-    )
-    return [
-        *own,
-        *filter(None, [infeasible]),
-        *_unmeasured(front),
-        *limit_notes(front.metrics, best),
-    ]
+    notes = []
+    for sweep in front.sweeps.values():
+        texts = [*waiting_note(sweep), *unmatched(sweep.table, where), *sweep_notes(sweep)]
+        notes += [f"{sweep.name}, {text}" for text in texts]
+    if front.infeasible_note:
+        notes.append(f"{front.infeasible_note}; add --infeasible to include them")
+    return [*notes, *_unmeasured(front), *limit_notes(front.metrics, best)]
 
 
 def _unmeasured(front: Front) -> list[str]:
-    """A note on each objective that complete trials lack, with their numbers; `timing_notes` has
-    those on speeds.
+    """A note on each objective that complete trials lack, with their numbers, except for speeds
+    (see `timing_notes`).
     """
     from orchestrator.store.prices import is_priced
-    from orchestrator.store.records import COMPLETE
 
     notes = []
     for name, sweep in front.sweeps.items():
         complete = [
-            record
-            for record in sweep.records
-            if record.state == COMPLETE and record.duplicate_of is None
+            record for record in sweep.records if record.is_complete and record.duplicate_of is None
         ]
         for metric in front.metrics:
             if sweep.machine is not None and is_priced(metric.name):
@@ -212,23 +201,23 @@ def _unmeasured(front: Front) -> list[str]:
             missing = [
                 str(record.number) for record in complete if metric.name not in record.metrics
             ]
-            trials = ", ".join(missing[:_MAX_LISTED]) + (
-                ", ..." if len(missing) > _MAX_LISTED else ""
-            )
-            whose = f" of {name}" if len(front.sweeps) > 1 else ""
-            if missing:
-                notes.append(
-                    f"{metric.name} was not measured in trial{'s' * (len(missing) > 1)} "
-                    f"{trials}{whose}"
-                )
+            if not missing:
+                continue
+            trials = ", ".join(missing[:_MAX_LISTED])
+            if len(missing) > _MAX_LISTED:
+                trials += ", ..."
+            if len(front.sweeps) > 1:
+                trials += f" of {name}"
+            word = "trial" if len(missing) == 1 else "trials"
+            notes.append(f"{metric.name} was not measured in {word} {trials}")
     return notes
 
 
 def _read_size(output: Output) -> tuple[float, float] | None:
-    """The size of the plot.
+    """The width and height of the plot in inches; None for the default.
 
     Raises:
-        CommandError: it is no size, or an option has no file to apply to.
+        CommandError: they are invalid, or an option has no file to apply to.
     """
     if output.column and (
         output.table is None or ending_of(output.table, (*TABLES, *PAPER_TABLES)) in TABLES
@@ -241,8 +230,9 @@ def _read_size(output: Output) -> tuple[float, float] | None:
         return None
     if output.plot is None:
         raise CommandError("--plot-size is the size of --plot FILE; add it", WRONG_USAGE)
-    found = re.fullmatch(r"(\d+\.?\d*)\s*[x,×]\s*(\d+\.?\d*)", output.plot_size.strip())
-    size = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+    size = (0.0, 0.0)
+    if found := re.fullmatch(r"(\d+\.?\d*)\s*[x,×]\s*(\d+\.?\d*)", output.plot_size.strip()):
+        size = (float(found[1]), float(found[2]))
     if not all(_MIN_INCHES <= side <= _MAX_INCHES for side in size):
         problem = (
             f"give a width and a height of {_MIN_INCHES:g} to {_MAX_INCHES:g} inches, such as "
@@ -253,13 +243,16 @@ def _read_size(output: Output) -> tuple[float, float] | None:
 
 
 def _write_files(
-    answer: Answer, chosen: Choice | None, output: Output, size: tuple[float, float] | None
+    front: Front,
+    rows: Sequence[Candidate],
+    chosen: Choice | None,
+    output: Output,
+    size: tuple[float, float] | None,
 ) -> dict[str, str]:
-    """The files that were written, by option."""
-    front = answer.front
+    """Write what the options ask for; returns the files by option."""
     written = dict[str, str]()
     if output.table is not None:
-        written["table"] = write_output(output.table, _table_file(answer, output))
+        written["table"] = write_output(output.table, _table_file(front, rows, output))
     if output.plot is not None:
         from orchestrator.shown.plots import front_plot
 
@@ -270,28 +263,26 @@ def _write_files(
     return written
 
 
-def _table_file(answer: Answer, output: Output) -> bytes:
+def _table_file(front: Front, rows: Sequence[Candidate], output: Output) -> bytes:
     from orchestrator.front.compare import require_comparable
     from orchestrator.shown.paper_tables import front_paper_table
 
     ending = ending_of(output.table or "", (*TABLES, *PAPER_TABLES))
     if ending in TABLES:
-        return table_bytes(answer.front.table(answer.rows), ending)
-    sweeps = list(answer.front.sweeps.values())
+        return table_bytes(front.table(rows), ending)
+    sweeps = list(front.sweeps.values())
     columns = output.column or ()
     for name in columns:
         for sweep in sweeps:
             sweep.metric(name)
         require_comparable([sweep.identity for sweep in sweeps], name)
     metrics = [sweeps[0].metric(name) for name in columns]
-    return front_paper_table(answer.front, answer.rows, metrics).write(ending)
+    return front_paper_table(front, rows, metrics).write(ending)
 
 
 def _generate_command(chosen: Choice, file: str) -> str:
     """The command that generates with the config in a file."""
     from orchestrator.store import files
 
-    return (
-        f'{shlex.join(files.with_plugins("generate", chosen.config.plugins))} "..." --config'
-        f" {shlex.quote(file)}"
-    )
+    command = shlex.join(files.with_plugins("generate", chosen.config.plugins))
+    return f'{command} "..." --config {shlex.quote(file)}'

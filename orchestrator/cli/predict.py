@@ -25,7 +25,8 @@ Examples:
   specfrontier predict quickstart --from quickstart
   specfrontier predict joint --models models.yaml#llamagen-xl --settings 5000 --captions 64 --out predicted
 """
-TABLE, PLOT = "predictions.parquet", "predictions.png"
+TABLE = "predictions.parquet"
+PLOT = "predictions.png"
 _VALUES = ("mean_accepted_length", "speedup", "excess")
 
 

@@ -22,7 +22,7 @@ from orchestrator.errors import (
 from orchestrator.options import complete_space, complete_sweep, flag, option
 
 if TYPE_CHECKING:
-    from orchestrator.front.choice import Choice
+    from orchestrator.front.choice import Choice, ChoiceKind
     from orchestrator.front.front import Front
     from orchestrator.store.sweep import Sweep
 
@@ -163,23 +163,24 @@ class TrialOptions:
         return bool(names)
 
     @property
-    def kind(self) -> str:
-        """The kind of choice that they ask for (see `orchestrator.front.choice`)."""
-        from orchestrator.front.choice import BEST, KNEE, LOSSLESS, TRIAL
-
+    def kind(self) -> ChoiceKind:
+        """The kind of choice that they ask for."""
         if self.trial is not None:
-            return TRIAL
+            return "trial"
         if self.knee:
-            return KNEE
-        return LOSSLESS if self.lossless and not self.best else BEST
+            return "knee"
+        if self.lossless and not self.best:
+            return "best_lossless"
+        return "best"
 
     def select(self, front: Front) -> Choice:
         """The trial of a front that they choose; without any, the best one of all. Raises the errors
-        of `recommend` and `Recommendation.require`.
+        of `Front.trial`, `recommend` and `Recommendation.require`.
         """
         from orchestrator.front.choice import recommend
 
-        found = recommend(front, self.best or [], lossless=self.lossless, number=self.trial)
+        trial = None if self.trial is None else front.trial(self.trial)
+        found = recommend(front, self.best or [], lossless=self.lossless, trial=trial)
         return found.require(self.kind)
 
 

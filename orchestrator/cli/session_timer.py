@@ -38,27 +38,24 @@ if TYPE_CHECKING:
     from orchestrator.store.sweep import Sweep
 
 # Numbers of sessions; the sweep's own have smaller ones.
-_FIRST_NUMBER, _LAST_NUMBER = 1_000_000, 2**31 - 1
+_FIRST_NUMBER = 1_000_000
+_LAST_NUMBER = 2**31 - 1
 _IMAGES = 8  # of a setting in a session, if the sweep does not say
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SessionTimer:
-    """Times settings of a sweep with its models on its captions, and stores the sessions there.
-
-    images: of a setting in a session. error: the relative standard error of the costs that
-    suffices. seconds: after which no further session ends.
-    """
+    """Times settings of a sweep with its models on its captions, and stores the sessions there."""
 
     sweep: Sweep
     engines: Engines
     captions: Sequence[Caption]
     experiment: Experiment
-    images: int
+    images: int  # of a setting in a session
     batch: int
-    error: float
-    seconds: float
-    written: list[str] = field(default_factory=list)
+    error: float  # the relative standard error of the costs that suffices
+    seconds: float  # after which no further session ends
+    written: list[str] = field(default_factory=list)  # names of the sessions that were stored
 
     @classmethod
     def load(cls, sweep: Sweep, effort: TimingOptions) -> Self:
@@ -71,9 +68,8 @@ class SessionTimer:
         """
         identity = sweep.identity
         device = pick_device(effort.device)
-        if effort.threads and effort.threads != (
-            used := this_device(device).threads or effort.threads
-        ):
+        used = this_device(device).threads
+        if effort.threads and used and effort.threads != used:
             raise CommandError(
                 f"--threads {effort.threads}: torch uses {used} on this machine", WRONG_USAGE
             )
@@ -149,11 +145,9 @@ class SessionTimer:
                 longest = max(longest, time.monotonic() - begin - spent)
             raise AssertionError("there is always a next session")
         except KeyboardInterrupt:
-            kept = (
-                f"{counted(len(self.written), 'session')} are stored"
-                if self.written
-                else "no session had finished"
-            )
+            kept = "no session had finished"
+            if self.written:
+                kept = f"{counted(len(self.written), 'session')} are stored"
             raise CommandError(f"interrupted; {kept}", INTERRUPTED) from None
 
     def largest_error(self, settings: Sequence[DecodingConfig]) -> float:

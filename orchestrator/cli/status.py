@@ -47,11 +47,11 @@ class WatchCommand(TyperCommand):
     """The command whose --watch may stand without its number, which typer does not support."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        words = zip(args, [*args, ""][1:], strict=True)
-        given = [
-            f"--watch={_INTERVAL_S}" if word == "--watch" and not _is_number(after) else word
-            for word, after in words
-        ]
+        given = []
+        for word, following in zip(args, [*args, ""][1:], strict=True):
+            if word == "--watch" and not _is_number(following):
+                word = f"--watch={_INTERVAL_S}"
+            given.append(word)
         return super().parse_args(ctx, given)
 
 
@@ -137,17 +137,21 @@ def _list_sweeps() -> tuple[dict[str, Any], list[str]]:
             )
             rows.append([folder.name, "", explain(error)])
             continue
-        entry: dict[str, Any] = {
-            "name": folder.name,
-            "place": storage.display_name,
-            "launch": asdict(launch),
-        }
-        facts.append({**entry, "finished": finished, "planned": planned})
-        rows.append(
-            [folder.name, f"{finished}{'' if planned is None else f' of {planned}'}", launch.text]
+        facts.append(
+            {
+                "name": folder.name,
+                "place": storage.display_name,
+                "launch": asdict(launch),
+                "finished": finished,
+                "planned": planned,
+            }
         )
-    empty = f"no sweep under ./{files.SWEEPS}; `specfrontier launch SPACE` starts one"
-    return {"sweeps": facts}, [shown_table(("sweep", "trials", "launch"), rows) if rows else empty]
+        trials = f"{finished}" if planned is None else f"{finished} of {planned}"
+        rows.append([folder.name, trials, launch.text])
+    text = f"no sweep under ./{files.SWEEPS}; `specfrontier launch SPACE` starts one"
+    if rows:
+        text = shown_table(("sweep", "trials", "launch"), rows)
+    return {"sweeps": facts}, [text]
 
 
 def _watch(read: Callable[[], tuple[str, bool]], interval_s: float) -> None:
@@ -201,7 +205,7 @@ def _read_status(
     facts["front"] = [member.to_mapping() for member in front.members]
     facts |= recommended.to_mapping()
     if front.candidates:
-        lines += ["", *front_table(front, front.members), ""]
+        lines += ["", *front_table(front.metrics, front.members), ""]
         lines += choice_lines(recommended.choices.values())
     return now, facts, lines
 
@@ -210,23 +214,19 @@ def _describe(now: SweepStatus) -> list[str]:
     """The status as lines of text."""
     from orchestrator.text import clean, counted, describe_duration
 
-    planned = f" of {now.planned}" if now.planned is not None else ""
-    numbers = ", ".join(str(number) for number in now.running)
-    word = "running" if now.launch.is_running else "started, not finished"
-    running = f"; {word}: {numbers}" if numbers else ""
     kinds = (("failed", now.failed), ("stopped", now.stopped))
-    failed = "".join(f", {len(trials)} of them {word}" for word, trials in kinds if trials)
     lines = [
         f"{now.name} at {now.place}",
         f"launch    {now.launch.text}",
-        f"trials    {now.finished}{planned} finished{failed}{running}",
+        f"trials    {_describe_trials(now)}",
         f"images    {now.images:,}",
     ]
     if now.taken is not None:
-        told = counted(now.taken["trials"], "trial")
         sweeps = ", ".join(map(clean, now.taken["sweeps"]))
+        reported = counted(now.taken["trials"], "trial")
         lines.append(
-            f"from      {sweeps}: {now.taken['images']:,} of the images; the search was told {told}"
+            f"from      {sweeps}: {now.taken['images']:,} of the images; the search was told "
+            f"{reported}"
         )
     if now.plateau is not None:
         lines.append(f"plateau   {clean(now.plateau['text']).removeprefix('plateau ')}")
@@ -240,3 +240,18 @@ def _describe(now: SweepStatus) -> list[str]:
     for word, trials in kinds:
         lines += [f"{word:<9} trial {trial['number']}: {trial['cause']}" for trial in trials[-3:]]
     return lines
+
+
+def _describe_trials(now: SweepStatus) -> str:
+    """`12 of 40 finished, 1 of them failed; running: 12, 13`."""
+    text = f"{now.finished} finished"
+    if now.planned is not None:
+        text = f"{now.finished} of {now.planned} finished"
+    if now.failed:
+        text += f", {len(now.failed)} of them failed"
+    if now.stopped:
+        text += f", {len(now.stopped)} of them stopped"
+    if now.running:
+        word = "running" if now.launch.is_running else "started, not finished"
+        text += f"; {word}: {', '.join(map(str, now.running))}"
+    return text

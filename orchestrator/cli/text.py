@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     from orchestrator.front.trial import Candidate
     from orchestrator.store.records import TrialRecord
     from orchestrator.store.sweep import Sweep
+    from workers.metrics.definition import Metric
 
 _ANY_WIDTH = 100_000  # columns of a table that no terminal shows
 _GAP = 2  # spaces between columns
-_MAX_GROUPS, _MAX_NAMES = 8, 12  # of trials within error of each other, and in one of these groups
+_MAX_GROUPS = 8  # of trials within error of each other
+_MAX_NAMES = 12  # in one of these groups
 
 
 class Shown(str):
@@ -82,10 +84,8 @@ def terminal_width() -> int:
 
 def _table_fits(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Whether a table fits into the terminal without folding."""
-    return (
-        sum(max(map(len, column)) + _GAP for column in zip(head, *rows, strict=True)) - _GAP
-        <= terminal_width()
-    )
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return sum(widths) + _GAP * (len(widths) - 1) <= terminal_width()
 
 
 def shown_table(
@@ -99,9 +99,10 @@ def shown_table(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    is_terminal = sys.stdout.isatty()
-    box, padding = (SIMPLE_HEAD, (0, _GAP - 1, 0, 0)) if is_terminal else (None, (0, _GAP, 0, 0))
-    table = Table(box=box, show_edge=False, pad_edge=False, padding=padding)
+    table = Table(box=None, show_edge=False, pad_edge=False, padding=(0, _GAP, 0, 0))
+    if sys.stdout.isatty():
+        table.box = SIMPLE_HEAD
+        table.padding = (0, _GAP - 1, 0, 0)
     for column, name in enumerate(head):
         justify: Literal["right", "left"] = "right" if column in right else "left"
         table.add_column(_cell(name), justify=justify, overflow="fold", no_wrap=column in right)
@@ -142,40 +143,27 @@ def for_output(front: Front, *, long: bool, as_json: bool = False) -> Front:
     """
     from orchestrator.store.names import Form
 
-    if long:
-        return replace(front, form=Form.FULL)
-    return replace(front, form=Form.OWN if as_json else Form.ABBREVIATED)
+    form = Form.OWN if as_json else Form.ABBREVIATED
+    return replace(front, form=Form.FULL if long else form)
 
 
 def describe_front(answer: Answer) -> list[str]:
     """A front, and what it recommends, as lines of text."""
-    front = answer.front
-    metrics = " against ".join(
-        f"{m.name} ({'higher' if m.direction == 'maximize' else 'lower'} is better)"
-        for m in front.metrics
-    )
-    machines = [(name, sweep) for name, sweep in front.sweeps.items() if sweep.machine]
-    count = len(front.members)
-    verb = "is" if len(front.members) == 1 else "are"
-    on_front = f"{count} of {counted(len(front.candidates), 'trial')} {verb} on the front"
-    if front.left_out:
-        left_out = ", ".join(f"{count} {reason}" for reason, count in front.left_out.items())
-        on_front += f" (left out: {left_out})"
-    lines = [
-        f"{', '.join(front.sweeps)}: {metrics}",
-        *(_describe_machine(name, sweep) for name, sweep in machines),
-        on_front,
-    ]
+    sweeps = answer.sweeps
+    several = len(sweeps) > 1
+    lines = [f"{', '.join(sweeps)}: {' against '.join(map(_describe_metric, answer.metrics))}"]
+    lines += [_describe_machine(name, sweep) for name, sweep in sweeps.items() if sweep.machine]
+    lines.append(_count_trials(answer))
     if answer.stopped is not None:
-        lines += ["", _stopped_table(answer.stopped, name_sweeps=len(front.sweeps) > 1)]
+        lines += ["", _stopped_table(answer.stopped, name_sweeps=several)]
     notes = [f"note: {text}" for text in answer.notes]
-    if not front.candidates:
+    if not answer.measured:
         return [*lines, *notes]
-    lines += ["", *front_table(front, answer.rows), ""]
-    for name, sweep in front.sweeps.items():
+    lines += ["", *front_table(answer.metrics, answer.rows), ""]
+    for name, sweep in sweeps.items():
         if sweep.baseline is not None:
-            whose = f" of {name}" if len(front.sweeps) > 1 else ""
-            values = _describe_values(front, sweep.baseline)
+            whose = f" of {name}" if several else ""
+            values = _describe_values(answer.metrics, sweep.baseline)
             lines.append(f"vanilla{whose}: trial {sweep.baseline.number} ({values})")
     if answer.hypervolume is not None:
         volume = measured(answer.hypervolume.value, answer.hypervolume.error)
@@ -185,18 +173,31 @@ def describe_front(answer: Answer) -> list[str]:
     return lines if lines[-1] else lines[:-1]
 
 
+def _describe_metric(metric: Metric) -> str:
+    better = "higher" if metric.direction == "maximize" else "lower"
+    return f"{metric.name} ({better} is better)"
+
+
+def _count_trials(answer: Answer) -> str:
+    """How many trials are on the front, and how many were left out of it."""
+    verb = "is" if answer.on_front == 1 else "are"
+    text = f"{answer.on_front} of {counted(answer.measured, 'trial')} {verb} on the front"
+    if answer.left_out:
+        left_out = ", ".join(f"{count} {reason}" for reason, count in answer.left_out.items())
+        text += f" (left out: {left_out})"
+    return text
+
+
 def _describe_machine(name: str, sweep: Sweep) -> str:
     """What the speeds of a sweep are of, and how to see those on its other devices."""
     from orchestrator.store import files
     from orchestrator.store.prices import Machine
 
-    others = len(Machine.all(sweep.prices)) - 1
-    where = (
-        f" ({counted(others, 'other')}: {files.command(sweep.storage, 'compare', '--by', 'device')})"
-        if others
-        else ""
-    )
-    return f"speeds of {name}: on {sweep.machine}{where}"
+    text = f"speeds of {name}: on {sweep.machine}"
+    if others := len(Machine.all(sweep.prices)) - 1:
+        compare = files.command(sweep.storage, "compare", "--by", "device")
+        text += f" ({counted(others, 'other')}: {compare})"
+    return text
 
 
 def choice_lines(choices: Iterable[Choice]) -> list[str]:
@@ -213,44 +214,55 @@ def _choice_lines(trial: Choice, known: Container[str]) -> list[str]:
     """A choice: its trial, with each objective against vanilla's. known: trials that are described
     above it.
     """
-    sure = "" if trial.probability is None else f" (holds in {percent(trial.probability)} of draws)"
-    if trial.name in known or trial.is_vanilla:
+    purpose = trial.choice
+    if trial.probability is not None:
+        purpose += f" (holds in {percent(trial.probability)} of draws)"
+    basis = [f"  {text}" for text in trial.basis]
+    if trial.name in known:
         what = "vanilla itself" if trial.is_vanilla else "see above"
-        basis = [] if trial.name in known else [f"  {text}" for text in trial.basis]
-        return [heading(f"{trial.choice}{sure}: trial {trial.name}, {what}"), *basis]
-    first = trial.metrics_asked[0]
-    off = "" if trial.on_front else " (not on the front)"
-    lines = [heading(f"{trial.choice}{sure}"), f"  {trial.heading}{off}"]
-    for name in trial.objectives:
-        line = f"  {name} {trial.metrics[name]}"
-        if name == first.name and trial.gain_probability is not None:
-            line += f", {first.better} than vanilla in {percent(trial.gain_probability)} of draws"
-        elif name != first.name and (change := trial.against_vanilla(name)):
-            line += f", {change}"
-        lines.append(line)
-    return [*lines, *(f"  {text}" for text in trial.basis)]
+        return [heading(f"{purpose}: trial {trial.name}, {what}")]
+    if trial.is_vanilla:
+        return [heading(f"{purpose}: trial {trial.name}, vanilla itself"), *basis]
+    title = f"  {trial.heading}"
+    if not trial.on_front:
+        title += " (not on the front)"
+    values = [f"  {_describe_objective(trial, name)}" for name in trial.objectives]
+    return [heading(purpose), title, *values, *basis]
 
 
-def _describe_values(front: Front, record: TrialRecord) -> str:
-    """A trial's objectives, with their errors."""
-    return ", ".join(
-        f"{m.name} {record.metrics[m.name]}" for m in front.metrics if m.name in record.metrics
-    )
+def _describe_objective(trial: Choice, name: str) -> str:
+    """A trial's value in a metric of the front, against vanilla's."""
+    first = trial.front_metrics[0]
+    text = f"{name} {trial.metrics[name]}"
+    if name == first.name:
+        if trial.gain_probability is not None:
+            text += f", {first.better} than vanilla in {percent(trial.gain_probability)} of draws"
+    elif change := trial.against_vanilla(name):
+        text += f", {change}"
+    return text
 
 
-def front_table(front: Front, rows: Sequence[Candidate]) -> list[str]:
-    """A table with a row for each trial. Labels, and trials that the errors cannot tell apart, are
-    columns if there is room, else lines below.
+def _describe_values(metrics: Iterable[Metric], record: TrialRecord) -> str:
+    """A trial's values in these metrics, with their errors."""
+    names = [metric.name for metric in metrics if metric.name in record.metrics]
+    return ", ".join(f"{name} {record.metrics[name]}" for name in names)
+
+
+def front_table(metrics: Sequence[Metric], rows: Sequence[Candidate]) -> list[str]:
+    """A table with a row for each trial, and columns for a front's metrics. Labels, and trials that
+    the errors cannot tell apart, are columns if there is room, else lines below.
     """
-    head = ["trial", "setting", *(metric.name for metric in front.metrics), "front"]
+    head = ["trial", "setting", *(metric.name for metric in metrics), "front"]
     cells = []
     for row in rows:
-        share = f"{'' if row.on_front else 'no, '}{percent(row.confidence)}"
+        share = percent(row.confidence)
+        if not row.on_front:
+            share = f"no, {share}"
         values = [str(row.metrics[name]) for name in row.objectives]
         cells.append([row.name, row.setting, *values, share])
     labels = [row.record.label for row in rows]
     within = [", ".join(row.within_error_of or []) for row in rows]
-    right = range(2, 3 + len(front.metrics))
+    right = range(2, 3 + len(metrics))
     return trial_table(
         head, cells, labels, right, ("within error of", within, _describe_within_error(rows))
     )
@@ -262,9 +274,9 @@ def _describe_within_error(rows: Sequence[Candidate]) -> str:
     """
     place = {row.name: index for index, row in enumerate(rows)}
     near = [{place[other] for other in row.within_error_of or []} for row in rows]
-    left = {
-        (first, second) for first, others in enumerate(near) for second in others if first < second
-    }
+    left: set[tuple[int, int]] = set()
+    for first, others in enumerate(near):
+        left.update((first, second) for second in others if first < second)
     groups = list[str]()
     while left and len(groups) < _MAX_GROUPS:
         group = list(min(left))
@@ -274,17 +286,20 @@ def _describe_within_error(rows: Sequence[Candidate]) -> str:
         group.sort()
         left.difference_update(combinations(group, 2))
         groups.append(_enumerate([rows[index].name for index in group]))
-    rest = [f"and {counted(len(left), 'pair')} more"] if left else []
-    return "within error of each other: " + "; ".join([*groups, *rest])
+    if left:
+        groups.append(f"and {counted(len(left), 'pair')} more")
+    return "within error of each other: " + "; ".join(groups)
 
 
 def _enumerate(names: Sequence[str]) -> str:
     """At least two names, the first `_MAX_NAMES` of them: `0, 1 and 2`, or `0, 1, 2 and 45
     more`.
     """
-    more = len(names) - _MAX_NAMES
-    last = f"{more} more" if more > 0 else names[-1]
-    shown = names[:_MAX_NAMES] if more > 0 else names[:-1]
+    if len(names) > _MAX_NAMES:
+        shown = names[:_MAX_NAMES]
+        last = f"{len(names) - _MAX_NAMES} more"
+    else:
+        *shown, last = names
     return f"{', '.join(shown)} and {last}"
 
 
@@ -297,9 +312,12 @@ def trial_table(
 ) -> list[str]:
     """A table of trials, and the lines below it. Columns for which there is no room are lines.
 
-    cells: of each trial, the first two of which are its name and its setting. labels: of the
-    trials; one that is the setting's name is left out. more: further columns, as name, cells and
-    line.
+    Args:
+        head: names of the columns.
+        cells: of each trial; the first two are its name and its setting.
+        labels: of the trials; one that is the setting's name is left out.
+        right: indices of right-aligned columns.
+        more: further columns, as name, cells and line.
     """
     lines = []
     labels = ["" if label == row[1] else label for label, row in zip(labels, cells, strict=True)]
@@ -319,13 +337,11 @@ def trial_table(
 def _stopped_table(trials: Sequence[dict[str, Any]], *, name_sweeps: bool) -> str:
     if not trials:
         return "racing stopped no trial"
-    names = [
-        f"{trial['sweep']}#{trial['number']}" if name_sweeps else str(trial["number"])
-        for trial in trials
-    ]
-    settings = [trial["setting"] for trial in trials]
-    cells = [
-        [name, setting, str(trial["images"]), str(trial["rival"]), trial["cause"]]
-        for name, setting, trial in zip(names, settings, trials, strict=True)
-    ]
+    cells = []
+    for trial in trials:
+        name = str(trial["number"])
+        if name_sweeps:
+            name = f"{trial['sweep']}#{name}"
+        numbers = [str(trial["images"]), str(trial["rival"])]
+        cells.append([name, trial["setting"], *numbers, trial["cause"]])
     return shown_table(["stopped", "setting", "images", "rival", "reason"], cells, right=[2, 3])

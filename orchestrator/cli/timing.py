@@ -146,8 +146,8 @@ def _show_speeds(
     *,
     as_json: bool,
 ) -> None:
-    """Print each setting's speed-up on this device, beside that on the sweep's own if that is
-    another. error: of the costs, relative.
+    """Print each setting's speed-up on this device, and on the sweep's own if that is another one.
+    error: of the costs, relative.
     """
     from orchestrator.cli.devices import side_by_side
     from orchestrator.front.front import front_of
@@ -164,8 +164,10 @@ def _show_speeds(
     priced = [own] if own.machine == machine else [own.priced_on(machine), own]
     fronts = [front_of([found], *(metric.name for metric in goals)) for found in priced]
     table, lines = side_by_side(fronts, {record.number for record in records})
-    facts = {"sweep": sweep.name, "device": str(machine.device), "threads": machine.device.threads}
-    facts |= {
+    facts = {
+        "sweep": sweep.name,
+        "device": str(machine.device),
+        "threads": machine.device.threads,
         "batch": machine.batch,
         "sessions": len(timer.written),
         "images": timer.images,
@@ -173,23 +175,17 @@ def _show_speeds(
         **table,
     }
     facts["notes"] = session_problems(own)
-    lines = [
-        f"speeds on {machine}, {counted(len(timer.written), 'new session')}"
-        + (" [1], beside those of the sweep itself [2]" if len(fronts) > 1 else ""),
-        "",
-        *lines,
-        "",
-        f"the front there: {files.command(sweep.storage, 'pareto', *machine.options)}",
-    ]
+    storage = sweep.storage
+    title = f"speeds on {machine}, {counted(len(timer.written), 'new session')}"
     if len(fronts) > 1:
-        lines.append(
-            f"of all devices:  {files.command(sweep.storage, 'compare', '--by', 'device')}"
-        )
+        title += " [1], beside those of the sweep itself [2]"
+    there = files.command(storage, "pareto", *machine.options)
+    lines = [title, "", *lines, "", f"the front there: {there}"]
+    if len(fronts) > 1:
+        lines.append(f"of all devices:  {files.command(storage, 'compare', '--by', 'device')}")
     if own.machine is not None and own.machine.device == machine.device:
-        lines += [
-            f"the report page: {files.command(sweep.storage, 'report')}"
-        ] * sweep.storage.exists(files.REPORT)
-        lines += [
-            f"update MLflow:   {files.command(sweep.storage, 'sync')}"
-        ] * sweep.storage.exists(files.MLFLOW_PLACE)
+        if storage.exists(files.REPORT):
+            lines.append(f"the report page: {files.command(storage, 'report')}")
+        if storage.exists(files.MLFLOW_PLACE):
+            lines.append(f"update MLflow:   {files.command(storage, 'sync')}")
     show(facts, lines, as_json=as_json)

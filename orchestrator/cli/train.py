@@ -132,7 +132,7 @@ class Run:
 
 
 @o.grouped
-def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
+def train(drafters: Drafters, recipe: Recipe, run: Run) -> None:
     """Train drafters for the target of --models (default: builtin), each into one weight file in
     DIR.
 
@@ -147,7 +147,7 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
         raise CommandError(
             f"unknown drafter {unknown[0]!r}; use {', '.join(DRAFTERS)}", WRONG_USAGE
         )
-    if wanted.draft_vocab is not None and "eagle3" not in drafters:
+    if recipe.draft_vocab is not None and "eagle3" not in drafters:
         raise CommandError(
             "--draft-vocab is for eagle3, which is not among the drafters", WRONG_USAGE
         )
@@ -163,13 +163,13 @@ def train(drafters: Drafters, wanted: Recipe, run: Run) -> None:
     resume = "interrupted; resume with the same command and --resume"
     stopped = ends_with(INTERRUPTED, KeyboardInterrupt, message=resume)
     with (
-        output_folder(Path(wanted.out)),
+        output_folder(Path(recipe.out)),
         stopped,
         ends_with(WRONG_USAGE),
         ends_with(FAILED, WeightsError, PoolError),
     ):
         with o.show_notes():
-            jobs = [wanted.job(kind) for kind in dict.fromkeys(drafters)]
+            jobs = [recipe.job(kind) for kind in dict.fromkeys(drafters)]
         for job in jobs:
             typer.echo(f"{job.kind}: {train_drafter(job, run, typer.echo)}")
 

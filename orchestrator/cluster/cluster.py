@@ -32,14 +32,15 @@ from orchestrator.text import without_credentials
 
 # Ray aborts the process after 60; a GCS that Redis or Kubernetes restarts is back by then
 GCS_TIMEOUT_S = 25.0
-_CLIENT = "ray://"  # such a driver runs outside of the cluster
+_CLIENT = "ray://"  # a driver with such an address runs outside of the cluster
 _AUTO = "auto"
-_ADDRESS, _AUTH_MODE, _JOB_CONFIG = "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_JOB_CONFIG_JSON_ENV_VAR"
-_TOKEN, _TOKEN_PATH, _DEFAULT_TOKEN_PATH = (
-    "RAY_AUTH_TOKEN",
-    "RAY_AUTH_TOKEN_PATH",
-    "~/.ray/auth_token",
-)
+# environment variables
+_ADDRESS = "RAY_ADDRESS"
+_AUTH_MODE = "RAY_AUTH_MODE"
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+_TOKEN = "RAY_AUTH_TOKEN"
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+_DEFAULT_TOKEN_PATH = "~/.ray/auth_token"
 _OBJECT_STORE_BYTES = 128 << 20  # results are files, so Ray's object store stays nearly empty
 _START_ATTEMPTS = 5  # half a minute each
 _ESSENTIAL_PROCESSES = frozenset({"gcs_server", "raylet"})
@@ -53,14 +54,11 @@ _HOST_PORT = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:/?#@\[\]\s]+):(?P<port
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """The address of a cluster, as `ray.init` takes it: HOST:PORT or ray://HOST:PORT.
+    """Where a cluster is."""
 
-    source: the option, variable or file that names it. fix: what to do if there is no cluster.
-    """
-
-    address: str
-    source: str
-    fix: str
+    address: str  # as `ray.init` takes it: HOST:PORT or ray://HOST:PORT
+    source: str  # the option, variable or file that names it
+    fix: str  # what to do if there is no cluster
 
     @property
     def is_client(self) -> bool:
@@ -73,7 +71,8 @@ class ClusterAddress:
         host, _, port = self.address.removeprefix(_CLIENT).rpartition(":")
         if not self.is_client and host.strip("[]") in ("localhost", "127.0.0.1", "::1"):
             host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-            host = f"[{host}]" if ":" in host else host
+            if ":" in host:
+                host = f"[{host}]"
         return f"{host}:{port}"
 
     def problem(self, text: str, fix: str | None = None) -> PoolError:
@@ -154,15 +153,13 @@ def requires_token(cluster: ClusterAddress) -> bool:
     except grpc.RpcError as error:
         if error.code() == grpc.StatusCode.UNAUTHENTICATED:
             return True
-        server = (
-            "a Ray client server (port 10001)"
-            if cluster.is_client
-            else "a Ray cluster (GCS, port 6379)"
-        )
-        uses_tls = os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-        over_tls = "" if uses_tls else ", or one that needs RAY_USE_TLS"
+        server = "a Ray cluster (GCS, port 6379)"
+        if cluster.is_client:
+            server = "a Ray client server (port 10001)"
+        if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+            server += ", or one that needs RAY_USE_TLS"
         raise cluster.problem(
-            f"{cluster.endpoint} is not {server}{over_tls} ({error.code().name})"
+            f"{cluster.endpoint} is not {server} ({error.code().name})"
         ) from error
     except RuntimeError as error:  # certificates that RAY_USE_TLS needs
         raise cluster.problem(
@@ -216,8 +213,13 @@ def connected(
     """A context connected to the cluster at `address`, or to a Ray started on this machine. Yields
     slots that fit.
 
-    environment: variables of the processes of a Ray started here. (Ray's own way starts an agent
-    for it first.)
+    Args:
+        address: see `resolve_address`; None: start Ray on this machine.
+        slots: what is asked for.
+        cores: of this machine.
+        environment: variables of the processes of a Ray started here. (Ray's own way starts an
+            agent for it first.)
+        placement: the nodes that the sweep needs.
 
     Raises:
         ValueError: `address` is not the address of a cluster, or Ray's files cannot be kept here
@@ -383,8 +385,9 @@ def _connect_problem(cluster: ClusterAddress | None, error: Exception) -> PoolEr
             "or TMPDIR"
         )
         return PoolError(f"Ray did not start on this machine: {text}; {fix}")
-    same_versions = "install the same versions of Ray and Python on all machines"
-    return cluster.problem(text, same_versions if "Version mismatch" in text else None)
+    if "Version mismatch" in text:
+        return cluster.problem(text, "install the same versions of Ray and Python on all machines")
+    return cluster.problem(text)
 
 
 def alive_nodes() -> list[Node]:
@@ -401,7 +404,7 @@ class ClusterMonitor:
     def __init__(self) -> None:
         context = ray.get_runtime_context()
         is_client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]
-        # such a driver connects to a proxy
+        # a client connects to a proxy, and not to the GCS
         self._gcs_address = "" if is_client else context.gcs_address
         self._node_id = context.get_node_id()
         self._probed = time.monotonic()
@@ -420,15 +423,19 @@ class ClusterMonitor:
         if self._gcs_address and time.monotonic() - self._probed >= max_age:
             is_up = _connection_problem(self._gcs_address) is None
             self._probed = time.monotonic()
-            self._silent_since = None if is_up else self._silent_since or self._probed
-        silence = 0.0 if self._silent_since is None else self._probed - self._silent_since
+            if is_up:
+                self._silent_since = None
+            elif self._silent_since is None:
+                self._silent_since = self._probed
+        if self._silent_since is None:
+            return True
+        silence = self._probed - self._silent_since
         if silence > GCS_TIMEOUT_S:
-            problem = (
+            raise PoolError(
                 f"Ray's GCS at {self._gcs_address} has not responded for {silence:.0f} s; start "
                 "the cluster again"
             )
-            raise PoolError(problem)
-        return self._silent_since is None
+        return False
 
     def check_node(self) -> None:
         """Raise PoolError if the node of this process is dead: Ray would wait for it. Call it while

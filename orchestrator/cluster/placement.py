@@ -22,8 +22,10 @@ from workers.runtime.process import process_environment
 Facts = Mapping[str, Any]
 Labels = Mapping[str, str]
 NODE_ID_LABEL = "ray.io/node-id"  # Ray sets it
-# what a worker may do: everything but timing, and timing
-ROLES = GENERATE, TIME = "generate", "time"
+# what a worker may do
+GENERATE = "generate"  # and all other tasks except timing
+TIME = "time"
+ROLES = (GENERATE, TIME)
 _MAX_DIFFERENCE = 1e-4  # between float32 numbers, relative to the largest
 _SAME_EXPERIMENT = ("models", "extractors", "captions", "precision")
 _SAME_STEPS = (*_SAME_EXPERIMENT, "kernels")  # facts that workers that generate share
@@ -32,13 +34,11 @@ _SAME_COSTS = ("kernels", "device", "timing_device")  # facts that workers that 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Number of workers (None: as many as the cluster has room for) and resources of each. gpus
-    None: see `fit`.
-    """
+    """The workers, and the resources of each."""
 
-    count: int | None = None
+    count: int | None = None  # None: as many as the cluster has room for
     cpus: float = 1.0
-    gpus: float | None = None
+    gpus: float | None = None  # None: see `fit`
 
     def environment(self, threads: int | None) -> dict[str, str]:
         """Environment of a worker with this many threads (None: one for each of its cores): no
@@ -50,9 +50,9 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node's resources, by Ray's names, and labels."""
+    """A node of the cluster."""
 
-    resources: Mapping[str, float]
+    resources: Mapping[str, float]  # by Ray's names
     labels: Labels = field(default_factory=dict)
 
     @property
@@ -62,20 +62,21 @@ class Node:
     def room(self, slots: Slots) -> int:
         """How many workers it holds. Ray puts a fraction on one GPU."""
         gpus = int(self.resources.get("GPU", 0))
-        counts = [int(self.resources.get("CPU", 0) // slots.cpus)] if slots.cpus else []
+        counts = []
+        if slots.cpus:
+            counts.append(int(self.resources.get("CPU", 0) // slots.cpus))
         if slots.gpus:
-            counts.append(gpus * int(1 / slots.gpus) if slots.gpus < 1 else int(gpus // slots.gpus))
+            share = gpus * int(1 / slots.gpus) if slots.gpus < 1 else int(gpus // slots.gpus)
+            counts.append(share)
         return min(counts, default=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Labels of the nodes that generate, and of those that time; empty: any node. times None: no
-    node times.
-    """
+    """Labels of the nodes that a sweep uses."""
 
-    generates: Labels = field(default_factory=dict)
-    times: Labels | None = field(default_factory=dict)
+    generates: Labels = field(default_factory=dict)  # empty: any node generates
+    times: Labels | None = field(default_factory=dict)  # empty: any node times; None: none does
 
     @classmethod
     def of(cls, sweep: SweepConfig) -> Self:
@@ -83,18 +84,19 @@ class Placement:
         do.
         """
         generates = dict(sweep.quality.nodes or {})
-        is_timed = uses_timings(sweep.requested_metrics)
-        return cls(generates, dict(sweep.timing.nodes or generates) if is_timed else None)
+        if not uses_timings(sweep.requested_metrics):
+            return cls(generates, None)
+        return cls(generates, dict(sweep.timing.nodes or generates))
 
     @property
     def kinds(self) -> dict[str, Labels]:
         """The kinds of nodes that the sweep cannot do without, by the key that names them."""
-        kinds = {"timing.nodes": self.times or {}, "quality.nodes": self.generates}
-        return {
-            key: labels
-            for key, labels in kinds.items()
-            if labels and (key == "timing.nodes" or labels != self.times)
-        }
+        kinds = {}
+        if self.times:
+            kinds["timing.nodes"] = self.times
+        if self.generates and self.generates != self.times:
+            kinds["quality.nodes"] = self.generates
+        return kinds
 
     @property
     def roles(self) -> tuple[str, ...]:
@@ -139,21 +141,17 @@ class Placement:
                 f"--workers {slots.count}: {keys} name two kinds of nodes; give 2 or more"
             )
         for key, labels in self.kinds.items():
-            if slots.count is None and not any(
-                _has_labels(node.labels, labels) and node.room(slots) for node in nodes
-            ):
-                found = {
-                    f"{name}={node.labels[name]}"
-                    for name in labels
-                    for node in nodes
-                    if name in node.labels
-                }
-                raise PoolError(
-                    f"{key}: no node with room for a worker has {describe_labels(labels)} (there "
-                    f"is {', '.join(sorted(found)) or 'no such label'}); correct it, start such a "
-                    "node with `ray start --labels`, or give --workers N on an autoscaling "
-                    "cluster"
-                )
+            fitting = [node for node in nodes if _has_labels(node.labels, labels)]
+            if slots.count is not None or any(node.room(slots) for node in fitting):
+                continue
+            found: set[str] = set()
+            for node in nodes:
+                found |= {f"{name}={node.labels[name]}" for name in labels.keys() & node.labels}
+            raise PoolError(
+                f"{key}: no node with room for a worker has {describe_labels(labels)} (there is "
+                f"{', '.join(sorted(found)) or 'no such label'}); correct it, start such a node "
+                "with `ray start --labels`, or give --workers N on an autoscaling cluster"
+            )
 
 
 ANYWHERE = Placement()
@@ -223,20 +221,18 @@ class WorkerAgreement:
     If more nodes agree with each other than with the first worker before any image is generated,
     the sweep stops: it would otherwise run on the few workers that agree with the first.
 
-    unstarted: Names of the first workers that have not started yet. stored: Facts of a resumed
-    sweep's images, and the device that timed its settings. active: True until the first images are
-    generated. first: The shared facts, by role. groups: Facts, and the nodes that would generate
-    the same images. has_failed: Whether a worker did not start; another one takes its place.
-    problems: Why the last worker that may not have a role may not, by role.
     """
 
-    unstarted: set[str]
+    unstarted: set[str]  # names of the first workers that have not started yet
     placement: Placement = ANYWHERE
+    # facts of a resumed sweep's images, and the device that timed its settings
     stored: Facts = field(default_factory=dict)
-    active: bool = True
-    first: dict[str, Facts] = field(default_factory=dict)
+    active: bool = True  # until the first images are generated
+    first: dict[str, Facts] = field(default_factory=dict)  # the shared facts, by role
+    # facts, and the nodes that would generate the same images
     groups: list[tuple[Facts, set[str]]] = field(default_factory=list)
-    has_failed: bool = False
+    has_failed: bool = False  # whether a worker did not start; another one takes its place
+    # by role, why the last worker that was refused the role may not have it
     problems: dict[str, str] = field(default_factory=dict)
 
     def add(self, worker: str, facts: Facts | None) -> dict[str, str]:
@@ -251,8 +247,10 @@ class WorkerAgreement:
         for role, problem in ((GENERATE, self._generation_problem), (TIME, self._timing_problem)):
             if text := problem(facts):
                 problems[role] = text
+            elif role == GENERATE:
+                self.first.setdefault(role, {**facts, **self.stored})
             else:
-                self.first.setdefault(role, {**facts, **self.stored} if role == GENERATE else facts)
+                self.first.setdefault(role, facts)
         self.problems |= problems
         return problems
 
@@ -329,12 +327,9 @@ class WorkerAgreement:
 
 
 def _label_problem(facts: Facts, labels: Labels, key: str) -> str | None:
-    found = facts.get("labels", {})
-    return (
-        None
-        if _has_labels(found, labels)
-        else f"its node is without {describe_labels(labels)} of {key}"
-    )
+    if _has_labels(facts.get("labels", {}), labels):
+        return None
+    return f"its node is without {describe_labels(labels)} of {key}"
 
 
 def diff_images(first: Facts, other: Facts) -> str | None:

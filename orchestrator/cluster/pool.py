@@ -61,10 +61,13 @@ _RELEASE_TIMEOUT_S = 300.0  # until a worker that no task needs is released
 class Pool:
     """Actors, and the tasks that wait for them.
 
-    spec: plain data from which an actor loads its models. environment: variables of the actors'
-    processes. emit: called with events of workers that cannot be used, and of those, and their
-    nodes, that are lost. placement: on which nodes workers generate and time. stored: facts of a
-    resumed sweep that its workers must share (see `WorkerAgreement`).
+    Args:
+        spec: plain data from which an actor loads its models.
+        slots: the number of actors, and the resources of each.
+        environment: variables of the actors' processes.
+        emit: called with events of workers that cannot be used, and of lost workers and nodes.
+        placement: on which nodes workers generate and time.
+        stored: facts of a resumed sweep that its workers must share (see `WorkerAgreement`).
     """
 
     def __init__(
@@ -86,7 +89,9 @@ class Pool:
         self._waiting: list[Task] = []  # in the order in which they run
         self._attempts = Attempts()
         self._worker_count = itertools.count()
-        self._failed_starts, self._next_grow, self._next_watch = 0, 0.0, 0.0
+        self._failed_starts = 0  # in a row
+        self._next_grow = 0.0  # when to look for new nodes
+        self._next_watch = 0.0  # when to look for silent workers
         self._released = 0  # workers of the requested number that were not needed
         self._clock = AwakeClock()
         self._monitor = ClusterMonitor()
@@ -121,7 +126,7 @@ class Pool:
         return self._facts
 
     def submit(self, task: Task) -> None:
-        # after its equals
+        # after those with the same key
         bisect.insort(self._waiting, task, key=lambda task: (task.trial, not task.is_measurement))
         self._assign()
 
@@ -226,14 +231,10 @@ class Pool:
             return
         for worker in [*self._workers]:
             others = [other for other in self._workers if other.ready and other is not worker]
-            is_last = not all(
-                any(role in other.roles for other in others) for role in self._placement.roles
-            )
-            if (
-                worker.task is None
-                and not is_last
-                and self._clock.now - worker.since > _RELEASE_TIMEOUT_S
-            ):
+            covered = {role for other in others for role in other.roles}
+            if worker.task is not None or not covered.issuperset(self._placement.roles):
+                continue
+            if self._clock.now - worker.since > _RELEASE_TIMEOUT_S:
                 self._remove(worker)
                 self._released += 1
 
@@ -256,7 +257,8 @@ class Pool:
             assert facts is not None
             worker.ready = True
             worker.roles = roles
-            worker.labels, worker.node = facts.get("labels", {}), facts.get("node", "")
+            worker.labels = facts.get("labels", {})
+            worker.node = facts.get("node", "")
             self._failed_starts = 0
             if GENERATE in roles:
                 self._facts = self._facts or facts
@@ -308,16 +310,15 @@ class Pool:
     def _assign(self) -> None:
         """Give waiting tasks to idle workers. Those that time are the last to get other tasks."""
         idle = [worker for worker in self._workers if worker.is_idle]
-        while idle and (
-            task := next(
-                (task for task in self._waiting if any(w.can_run(task) for w in idle)), None
-            )
-        ):
+        for task in [*self._waiting]:
             able = [worker for worker in idle if worker.can_run(task)]
-            worker = min(able, key=lambda worker: (TIME in worker.roles, -worker.since))
-            worker.run(task, self._clock.now)
-            idle.remove(worker)
-            self._waiting.remove(task)
+            if able:
+                worker = min(able, key=lambda worker: (TIME in worker.roles, -worker.since))
+                worker.run(task, self._clock.now)
+                idle.remove(worker)
+                self._waiting.remove(task)
+            if not idle:
+                break
 
     def _grow(self) -> None:
         """Start actors up to the requested number, or as many as the cluster has room for."""
@@ -338,17 +339,21 @@ class Pool:
         have; none: any.
         """
         spec = self._spec | {"worker": f"worker-{next(self._worker_count)}"}
-        selectors = [{"label_selector": dict(alternative)} for alternative in labels]
-        options = actor_class().options(
+        options: dict[str, Any] = {"runtime_env": {}}
+        if self._environment:
+            options["runtime_env"] = {"env_vars": dict(self._environment)}
+        if labels:
+            first, *others = ({"label_selector": dict(alternative)} for alternative in labels)
+            options |= {**first, "fallback_strategy": others}
+        actor = actor_class().options(
             num_cpus=self._slots.cpus,
             num_gpus=self._slots.gpus,
             max_restarts=0,
             max_task_retries=0,
-            runtime_env={"env_vars": dict(self._environment)} if self._environment else {},
-            **({**selectors[0], "fallback_strategy": selectors[1:]} if selectors else {}),
+            **options,
         )
         selected = labels[0] if len(labels) == 1 else {}
-        worker = PoolWorker(options.remote(spec), spec["worker"], selected)
+        worker = PoolWorker(actor.remote(spec), spec["worker"], selected)
         worker.request_facts()
         return worker
 

@@ -45,9 +45,7 @@ class AwakeClock:
         self.now = 0.0
 
     def advance(self) -> None:
-        """Call it more often than every `_MAX_CLOCK_STEP_S` seconds: longer steps count as this
-        long.
-        """
+        """Count the time since the last call, at most `_MAX_CLOCK_STEP_S` seconds."""
         present = self._clock()
         self.now += min(present - self._last, _MAX_CLOCK_STEP_S)
         self._last = present
@@ -63,8 +61,8 @@ class Attempts:
         """Count a failure on a node; returns the number of failures if the task should be given up,
         else None.
 
-        A node's death is known some time after its worker's, so earlier failures are weighed again
-        each time. alive: ids of the nodes that are alive now.
+        A node's death becomes known some time after its worker's, so earlier failures are weighed
+        again each time. alive: ids of the nodes that are alive now.
         """
         nodes = self._nodes.setdefault(task.name, [])
         nodes.append(node)
@@ -77,28 +75,23 @@ class Attempts:
 
 @dataclass(eq=False)
 class PoolWorker:
-    """An actor. reply: Ray's reference to the result of its current call, None while it is idle.
+    """An actor. All times are those of the pool's clock, in seconds."""
 
-    labels: Labels that its node must have; once it is ready, all of its node's. node: The name of
-    its machine, once it is ready. roles: What it may do, once it is ready.
-
-    task: The task that it runs since `since`; without a task, `since` is the end of its last task,
-    or when it was found to have a process: until then (inf) it may wait for a node. is_obsolete:
-    Whether the task's result is not needed. All times are those of the pool's clock, in seconds.
-    """
-
-    handle: Any
+    handle: Any  # Ray's, of the actor
     name: str
+    # labels that its node must have; once it is ready, all of its node's
     labels: Labels = field(default_factory=dict)
-    node: str = ""
-    reply: Any = None
+    node: str = ""  # the name of its machine, once it is ready
+    reply: Any = None  # Ray's reference to the result of its current call; None while it is idle
     ready: bool = False
-    roles: frozenset[str] = frozenset()
+    roles: frozenset[str] = frozenset()  # what it may do, once it is ready
     task: Task | None = None
+    # When its task began. Without a task: the end of its last one, or when it was found to have a
+    # process; until then it is infinite, as the actor may wait for a node.
     since: float = math.inf
-    is_obsolete: bool = False
-    _ping: Any = None
-    _pinged: float = 0.0
+    is_obsolete: bool = False  # whether the result of its task is not needed
+    _ping: Any = None  # Ray's reference to the reply to a heartbeat
+    _pinged: float = 0.0  # when that was sent
 
     @property
     def is_idle(self) -> bool:
@@ -109,9 +102,8 @@ class PoolWorker:
         return self.labels.get(NODE_ID_LABEL, "")
 
     def can_run(self, task: Task) -> bool:
-        return (
-            self.is_idle and (TIME if task.kind == TimingSession.kind else GENERATE) in self.roles
-        )
+        role = TIME if task.kind == TimingSession.kind else GENERATE
+        return self.is_idle and role in self.roles
 
     def request_facts(self) -> None:
         self.reply = self.handle.facts.remote()
@@ -155,8 +147,9 @@ class PoolWorker:
                 self._pinged = now
             return None
         if not ray.wait([self._ping], timeout=0)[0]:
-            is_silent = self.ready and now - max(self._pinged, self.since) > _SILENCE_TIMEOUT_S
-            return f"no heartbeat for {_SILENCE_TIMEOUT_S:g} s" if is_silent else None
+            if self.ready and now - max(self._pinged, self.since) > _SILENCE_TIMEOUT_S:
+                return f"no heartbeat for {_SILENCE_TIMEOUT_S:g} s"
+            return None
         try:
             ray.get(self._ping)
         except RayError as error:
@@ -176,4 +169,4 @@ def describe_error(error: BaseException) -> str:
         return f"its node ran low on memory ({found[1]}), so Ray ended it"
     if isinstance(cause, RayError):  # a traceback as text: its last line is the exception itself
         return lines[-1] if lines else type(cause).__name__
-    return f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    return ": ".join([type(cause).__name__, *lines[:1]]).rstrip(": ")

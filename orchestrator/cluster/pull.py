@@ -14,12 +14,12 @@ from orchestrator.cluster.placement import Slots
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A reference on a node: its path there, or why it was not fetched."""
+    """A file of the Hub on a node."""
 
     node: str
     reference: str
-    path: str = ""
-    problem: str = ""
+    path: str = ""  # of the file on the node
+    problem: str = ""  # why it was not fetched
 
 
 def pull_on_nodes(address: str, references: Sequence[str]) -> Iterator[Pulled]:
@@ -29,12 +29,11 @@ def pull_on_nodes(address: str, references: Sequence[str]) -> Iterator[Pulled]:
         PoolError, ValueError: no cluster at the address.
     """
     with connected(address, Slots(1, cpus=0.0, gpus=0.0), cores=1):
-        waiting = {
-            fetch(node, reference): (node["NodeManagerAddress"], reference)
-            for node in ray.nodes()  # type: ignore[no-untyped-call]
-            if node["Alive"]
-            for reference in references
-        }
+        waiting = {}
+        for node in ray.nodes():  # type: ignore[no-untyped-call]
+            if node["Alive"]:
+                for reference in references:
+                    waiting[fetch(node, reference)] = (node["NodeManagerAddress"], reference)
         while waiting:
             (done,), _ = ray.wait(list(waiting), num_returns=1)
             node, reference = waiting.pop(done)
@@ -61,7 +60,7 @@ def _pull(reference: str) -> tuple[str, str]:
 
     try:
         return str(HubFile.parse(reference).pull()), ""
-    except Exception as error:  # whatever it is, it names the reference on the node
-        return "", str(error) if isinstance(
-            error, ValueError
-        ) else f"{type(error).__name__}: {error}"
+    except ValueError as error:
+        return "", str(error)
+    except Exception as error:  # whatever it is, the user sees it with the node and the reference
+        return "", f"{type(error).__name__}: {error}"

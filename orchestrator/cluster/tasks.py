@@ -138,10 +138,9 @@ class Limits:
     @property
     def is_time_spent(self) -> bool:
         hours = self.budget.hours
-        return (
-            hours is not None
-            and self.earlier_s + time.monotonic() - self._start_time >= hours * 3600
-        )
+        if hours is None:
+            return False
+        return self.earlier_s + time.monotonic() - self._start_time >= hours * 3600
 
 
 def seconds_taken(records: Iterable[TrialRecord]) -> float:

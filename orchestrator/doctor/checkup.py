@@ -50,14 +50,12 @@ def check_models(source: str, batch: int) -> dict[str, Any]:
         raise invalid[0]
     device = pick_device(AUTO)
     free = available_memory(device)
-    found = [
-        (
-            _describe_invalid(name, entry)
-            if isinstance(entry, ConfigError)
-            else _check_entry(entry, batch, device, free)
-        )
-        for name, entry in listed.items()
-    ]
+    found = []
+    for name, entry in listed.items():
+        if isinstance(entry, ConfigError):
+            found.append(_describe_invalid(name, entry))
+        else:
+            found.append(_check_entry(entry, batch, device, free))
     return {
         "file": source,
         "device": device.type,
@@ -174,11 +172,9 @@ def _architecture(
         needed = needed.with_graphs()
         more = more.with_graphs()
     nets = sum(metric_bytes(entry).values())
-    largest = (
-        None
-        if free is None
-        else largest_batch((batch, needed.bytes), (other, more.bytes), free - nets)
-    )
+    largest = None
+    if free is not None:
+        largest = largest_batch((batch, needed.bytes), (other, more.bytes), free - nets)
     if largest == 0:
         problems.append(
             f"{entry.where}: {entry.name}: {format_bytes(needed.parameters + nets)} of parameters "
@@ -231,13 +227,13 @@ def describe_checkup(found: Mapping[str, Any]) -> list[str]:
         parts = entry["memory"]
         grid = f"{entry['rows']} x {entry['cols']} tokens of {entry['vocab_size']} codes"
         shape = f"{entry['numbers']:,} parameters, {entry['image_size']} px, {grid}"
+        largest = "unknown" if parts["largest_batch"] is None else parts["largest_batch"]
         lines += [
             f"  {'target':<20} {entry['target']}: {shape}",
             f"  {'drafters':<20} {', '.join(entry['drafters']) or 'none'}",
             (
                 f"  {'memory':<20} at batch {parts['batch']} in {entry['dtype']}: "
-                f"{describe_memory(parts)}; largest batch here: "
-                f"{'unknown' if parts['largest_batch'] is None else parts['largest_batch']}"
+                f"{describe_memory(parts)}; largest batch here: {largest}"
             ),
         ]
     problems = [f"PROBLEM: {problem}" for problem in found["problems"]]
@@ -247,5 +243,5 @@ def describe_checkup(found: Mapping[str, Any]) -> list[str]:
 def _describe_file(file: Mapping[str, Any]) -> str:
     if file["problem"]:
         return "PROBLEM"
-    part = f"; {file['part']}" if file["part"] else ""
-    return f"{file['bytes']:>14,} bytes  sha256 {file['hash']}…  {file['path']}{part}"
+    text = f"{file['bytes']:>14,} bytes  sha256 {file['hash']}…  {file['path']}"
+    return f"{text}; {file['part']}" if file["part"] else text

@@ -4,23 +4,25 @@ launching its kernels one by one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.loading.dry_run import Footprint, Work
 
 GIB = 2**30
-BANDWIDTH_SHARE, COMPUTE_SHARE = 0.7, 0.5  # reached shares of a data sheet's figures
+# reached shares of a data sheet's figures
+BANDWIDTH_SHARE = 0.7
+COMPUTE_SHARE = 0.5
 KERNEL_LAUNCH_S = 10e-6  # from Python
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """memory: bytes. bandwidth: bytes/s. compute: 16-bit operations/s."""
+    """A GPU by its data sheet."""
 
     name: str
-    memory: int
-    bandwidth: float
-    compute: float
+    memory: int  # bytes
+    bandwidth: float  # bytes/s
+    compute: float  # 16-bit operations/s
 
     def seconds(self, work: Work) -> float:
         """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same
@@ -49,17 +51,20 @@ GPUS = (
 def gpu_of(
     memory: float, bandwidth: float | None = None, compute: float | None = None, device: str = ""
 ) -> Gpu:
-    """A GPU with this memory in GiB, as fast as the most similar known one unless GB/s and TFLOP/s
-    are given.
+    """A GPU with this memory, as fast as the most similar known one where its speed is not given.
 
-    device: its name, as torch gives it; of known GPUs of that kind, or else of all, the one with
-    the nearest memory is the most similar.
+    Args:
+        memory: in GiB.
+        bandwidth: in GB/s.
+        compute: in TFLOP/s.
+        device: its name, as torch gives it. Of the known GPUs of that kind, or else of all, the one
+            with the nearest memory is the most similar.
     """
     kind = [known for known in GPUS if known.name.removeprefix("RTX ").split()[0] in device]
     like = min(kind or GPUS, key=lambda known: abs(known.memory - memory * GIB))
-    return Gpu(
-        f"assumed as fast as {like.name}",
-        int(memory * GIB),
-        like.bandwidth if bandwidth is None else bandwidth * 1e9,
-        like.compute if compute is None else compute * 1e12,
-    )
+    gpu = replace(like, name=f"assumed as fast as {like.name}", memory=int(memory * GIB))
+    if bandwidth is not None:
+        gpu = replace(gpu, bandwidth=bandwidth * 1e9)
+    if compute is not None:
+        gpu = replace(gpu, compute=compute * 1e12)
+    return gpu

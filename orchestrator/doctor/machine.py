@@ -30,7 +30,8 @@ def memory() -> tuple[int | None, int | None]:
     """Total and free bytes of memory, within a container's limit; None if this system does not
     tell.
     """
-    total = free = None
+    total = None
+    free = None
     meminfo = Path("/proc/meminfo")
     if meminfo.exists():
         fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
@@ -70,15 +71,17 @@ def local_workers(torch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ray_access() -> dict[str, Any]:
-    """The user's access to Ray clusters. mode: RAY_AUTH_MODE. token: where a token is set, None if
-    nowhere.
+    """The user's access to Ray clusters. `mode`: RAY_AUTH_MODE. `token`: where a token is set, None
+    if nowhere.
     """
-    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
-    usual = Path.home() / ".ray" / "auth_token"
-    file = Path(named).expanduser() if named else usual
-    token = str(file) if file.is_file() else None
+    file = Path.home() / ".ray" / "auth_token"
+    if named := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        file = Path(named).expanduser()
+    token = None
     if os.environ.get("RAY_AUTH_TOKEN"):
         token = "RAY_AUTH_TOKEN"
+    elif file.is_file():
+        token = str(file)
     return {"mode": os.environ.get("RAY_AUTH_MODE"), "token": token}
 
 
@@ -151,7 +154,7 @@ def examine_weights(path: Path) -> dict[str, Any]:
 
 
 def _load_problems() -> list[str]:
-    """Loads the built-in models; the problems."""
+    """Load the built-in models; returns the problems."""
     from workers.loading.models_yaml import load_folder
     from workers.metrics import clip_score, features
     from workers.models.families.scenes import BUILTIN
@@ -175,47 +178,48 @@ def describe_machine(findings: Mapping[str, Any]) -> list[str]:
 
     machine = findings["machine"]
     torch = findings["torch"]
-    free = f", {format_bytes(machine['free_bytes'])} free" if machine["free_bytes"] else ""
+    memory = format_bytes(machine["memory_bytes"])
+    if machine["free_bytes"]:
+        memory += f", {format_bytes(machine['free_bytes'])} free"
+    gpus = [
+        ("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
+        for device in torch["devices"]
+    ]
+    libraries = [*findings["libraries"].items(), *findings["sweeps"]["libraries"].items()]
     facts = [
         ("machine", f"{machine['system']}, Python {findings['python']}"),
         ("cores", f"{machine['cores']}, torch uses {torch['threads']}"),
-        ("memory", format_bytes(machine["memory_bytes"]) + free),
+        ("memory", memory),
         ("torch", f"{torch['version']} ({torch['build']})"),
-        *(
-            ("GPU", f"{device['name']}, {format_bytes(device['memory_bytes'])}")
-            for device in torch["devices"]
-        ),
-        *(() if torch["devices"] else [("GPU", "none that torch can use")]),
+        *(gpus or [("GPU", "none that torch can use")]),
         ("kernels", _describe_kernels(torch)),
         ("CUDA graphs", "yes" if torch["cuda_graphs"] else "no, each operation is launched alone"),
-        *((name, found or "not installed") for name, found in findings["libraries"].items()),
-        *(
-            (name, found or "not installed")
-            for name, found in findings["sweeps"]["libraries"].items()
-        ),
+        *((name, found or "not installed") for name, found in libraries),
         ("sweeps", describe_workers(findings["sweeps"]["workers"])),
         ("ray clusters", describe_ray_access(findings["sweeps"]["ray"])),
         ("weights", findings["weights_folder"]),
     ]
     problems = [f"PROBLEM: {problem}" for problem in findings["problems"]]
+    if not problems:
+        problems = ["No problems found."]
+        if not torch["devices"]:
+            problems[0] += _WITHOUT_GPU
     return [
         f"specfrontier {findings['specfrontier']}",
         *(f"{name:<13} {fact}" for name, fact in facts),
         *(f"  {_describe_weight(weight)}" for weight in findings["weights"]),
         "",
-        *(problems or [f"No problems found.{'' if torch['devices'] else _WITHOUT_GPU}"]),
+        *problems,
     ]
 
 
 def _describe_kernels(torch: Mapping[str, Any]) -> str:
-    """Say which code walks over draft trees and makes random bits."""
+    """Which code walks over draft trees and makes random bits."""
     if torch["kernels"] == "triton":
         return "Triton's"
-    return (
-        "Triton's do not run on this GPU, so trees take longer"
-        if torch["devices"]
-        else "plain torch, on a CPU"
-    )
+    if torch["devices"]:
+        return "Triton's do not run on this GPU, so trees take longer"
+    return "plain torch, on a CPU"
 
 
 def describe_workers(workers: Mapping[str, Any]) -> str:
@@ -231,11 +235,9 @@ def describe_ray_access(ray: Mapping[str, Any]) -> str:
     mode = ray["mode"]
     token = ray["token"]
     if mode == "token":
-        return (
-            f"joined with the token in {token}"
-            if token
-            else "RAY_AUTH_MODE=token is set, but no token is found"
-        )
+        if not token:
+            return "RAY_AUTH_MODE=token is set, but no token is found"
+        return f"joined with the token in {token}"
     if token is None:
         return "this machine has no token (~/.ray/auth_token); it can join clusters that need none"
     use = "launch --address uses it" if mode is None else f"RAY_AUTH_MODE={mode} leaves it unused"

@@ -36,15 +36,12 @@ from workers.runtime.peak_memory import heaviest_setting, network_bytes
 
 @dataclass(frozen=True)
 class Sessions:
-    """The timing sessions of a sweep. sizes: settings of each, vanilla included. images: of a
-    setting in a session at one batch size, repetitions included. shapes: those besides vanilla's
-    that the trials have.
-    """
+    """The timing sessions of a sweep."""
 
-    sizes: Sequence[int]
-    images: int
+    sizes: Sequence[int]  # settings of each, vanilla included
+    images: int  # of a setting in a session at one batch size, repetitions included
     batches: Sequence[int]
-    shapes: int
+    shapes: int  # the number of the trials' shapes, without vanilla's
 
     @classmethod
     def of(cls, sweep: SweepConfig, trials: int) -> Self:
@@ -89,22 +86,18 @@ class Sessions:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a sweep's trials cost. label, config: the setting that every trial except vanilla is
-    taken for. batches: of timing (the largest one), quality and decoding to pixels. small, plain:
-    its footprints and vanilla's in timing sessions, by batch; big, slow: at the batch of quality.
-    images: see `_image_counts`.
-    """
+    """What a sweep's trials cost, if each except vanilla is like the heaviest setting."""
 
     sweep: SweepConfig
-    label: str
-    config: DecodingConfig
+    label: str  # of the heaviest setting
+    config: DecodingConfig  # the heaviest setting
     shapes: Models
-    batches: dict[str, int]
-    small: Mapping[int, Footprint]
-    plain: Mapping[int, Footprint]
-    big: Footprint
-    slow: Footprint
-    images: dict[str, int]
+    batches: dict[str, int]  # of timing (the largest one), quality and decoding to pixels
+    small: Mapping[int, Footprint]  # of the setting in timing sessions, by batch
+    plain: Mapping[int, Footprint]  # of vanilla in timing sessions, by batch
+    big: Footprint  # of the setting at the batch of quality
+    slow: Footprint  # of vanilla at the batch of quality
+    images: dict[str, int]  # see `_image_counts`
     notes: list[str]
 
     @classmethod
@@ -118,10 +111,9 @@ class Workload:
         label, config, shapes, notes = heaviest_setting(sweep, shapes)
         batches = _batches(sweep)
         vanilla = DecodingConfig(sampling=sweep.sampling)
-        small, plain = (
-            {batch: footprint(shapes, setting, batch, 1) for batch in sweep.timing.batches}
-            for setting in (config, vanilla)
-        )
+        timed = sweep.timing.batches
+        small = {batch: footprint(shapes, config, batch, 1) for batch in timed}
+        plain = {batch: footprint(shapes, vanilla, batch, 1) for batch in timed}
         big = footprint(shapes, config, batches["quality"], batches["pictures"]).with_graphs()
         while big.bytes > memory and batches["pictures"] > 1:
             batches["pictures"] //= 2  # as workers do when memory runs out
@@ -223,12 +215,9 @@ def _batches(sweep: SweepConfig) -> dict[str, int]:
 def _image_counts(sweep: SweepConfig) -> dict[str, int]:
     """The number of trials, and of their images, without those of timing sessions."""
     each = sweep.captions.count * sweep.quality.samples
-    budget = sweep.budget
-    trials = (
-        budget.trials
-        if budget.images is None
-        else max(1, min(budget.trials, -(-budget.images // each)))
-    )
+    trials = sweep.budget.trials
+    if sweep.budget.images is not None:
+        trials = max(1, min(trials, -(-sweep.budget.images // each)))
     return {"trials": trials, "per trial": each, "quality": trials * each}
 
 
@@ -253,8 +242,9 @@ def plan(
     big = work.big
     largest = max(work.sessions.sizes, default=1)
     session = work.in_session(largest)
-    # two settings of a session must fit together
-    smallest = work.in_session(min(2, largest)).bytes if work.sessions.sizes else 0
+    smallest = 0
+    if work.sessions.sizes:  # two settings of a session must fit together
+        smallest = work.in_session(min(2, largest)).bytes
     # two batch sizes show how memory grows
     other = small
     at = batches["timing"]

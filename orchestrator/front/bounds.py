@@ -23,35 +23,35 @@ MAX_NAMED = 3  # settings within error of the chosen one
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """The trial that is chosen, by index. alternatives: the others that are within error of it, the
-    best bound first. preferred_to: the lossy one of these that has the best bound, if the chosen
-    one was preferred as lossless.
-    """
+    """The trial that is chosen. Trials are given by their indices."""
 
     best: int
-    alternatives: Sequence[int]
+    alternatives: Sequence[int]  # the others that are within error of it, the best bound first
+    # the lossy one of these that has the best bound, if the chosen one was preferred as lossless
     preferred_to: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bounds:
-    """The bounds [n] of n trials in one metric.
+    """The bounds of n trials in one metric."""
 
-    joint: their values in several metrics, of which this is the first. sign: 1 if less is better,
-    else -1. values: NaN where an error is unknown.
-    """
-
-    joint: JointErrors
-    sign: float
-    values: Floats
+    joint: JointErrors  # their values in several metrics, of which this is the first
+    sign: float  # 1 if less is better, else -1
+    values: Floats  # the bounds [n]; NaN where an error is unknown
 
     @classmethod
     def of(cls, joint: JointErrors, samples: Floats, direction: Direction) -> Bounds:
         """samples: of `joint` [count, n, m]."""
-        share = 1 - _SHARE if direction == "maximize" else _SHARE
-        values = np.quantile(samples[..., 0], share, axis=0) if len(joint.values) else np.zeros(0)
+        sign = 1.0
+        share = _SHARE
+        if direction == "maximize":
+            sign = -1.0
+            share = 1 - _SHARE
+        values = np.zeros(0)
+        if len(joint.values):
+            values = np.quantile(samples[..., 0], share, axis=0)
         values = np.where(np.isnan(joint.own[:, 0]), np.nan, values)
-        return cls(joint, -1.0 if direction == "maximize" else 1.0, values)
+        return cls(joint, sign, values)
 
     def best(self, trials: Sequence[int], is_lossless: Callable[[int], bool]) -> Pick | None:
         """The trial with the best bound; None without trials.
@@ -95,9 +95,13 @@ class Bounds:
 def describe_choice(
     metric: Metric, bound: float | None, alternatives: Sequence[str], preferred_to: float | None
 ) -> list[str]:
-    """How a trial was chosen, in parts of a sentence. bound: None if it is unknown. alternatives:
-    names of the trials within error of it. preferred_to: the bound of the first of these, if the
-    trial was preferred to it as lossless.
+    """How a trial was chosen, in parts of a sentence.
+
+    Args:
+        metric: in which it is the best.
+        bound: of the trial; None if it is unknown.
+        alternatives: names of the trials within error of it.
+        preferred_to: the bound of the first of these, if the trial was preferred to it as lossless.
     """
     relation = "exceed" if metric.direction == "maximize" else "stay below"
     parts = ["chosen by its value, because no error is known"]
@@ -108,6 +112,10 @@ def describe_choice(
     if preferred_to is not None:
         parts.append(f"preferred, as lossless, to {alternatives[0]} with {measured(preferred_to)}")
     named = [*alternatives[:MAX_NAMED]]
-    named += [f"{len(alternatives) - len(named)} more"] if len(alternatives) > len(named) else []
-    listed = " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
-    return [*parts, f"within error of it in {metric.name}: {listed}"] if listed else parts
+    if len(alternatives) > MAX_NAMED:
+        named.append(f"{len(alternatives) - MAX_NAMED} more")
+    if named:
+        *others, last = named
+        listed = f"{', '.join(others)} and {last}" if others else last
+        parts.append(f"within error of it in {metric.name}: {listed}")
+    return parts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal, get_args
 
 from orchestrator.errors import NoChoiceError, QueryError
 from orchestrator.front.bounds import MAX_NAMED, describe_choice
@@ -21,9 +21,15 @@ from orchestrator.text import counted, percent
 from search_spaces.constraints import Constraint
 from workers.metrics.definition import Metric
 
-TRIAL, BEST, LOSSLESS, KNEE = "trial", "best", "best_lossless", "knee"  # kinds of choices
+#: What a choice was chosen as. A trial is one that somebody asked for.
+ChoiceKind = Literal["trial", "best", "best_lossless", "knee"]
 #: A recommendation as plain data where there is no front.
-NOTHING_RECOMMENDED: Mapping[str, Any] = {"limits": [], BEST: None, LOSSLESS: None, KNEE: None}
+NOTHING_RECOMMENDED: Mapping[str, Any] = {
+    "limits": [],
+    "best": None,
+    "best_lossless": None,
+    "knee": None,
+}
 NO_KNEE = (
     "the front has no knee: its trials are all lossless, or none is on the better side of the line "
     "between its ends"
@@ -37,24 +43,20 @@ DEFAULT_FACTORS = {"minimize": 1.2, "maximize": 0.97}
 class Choice(Candidate):
     """A trial that a front recommends, or that was asked for, and why."""
 
-    choice: str
-    """What it was chosen for, such as `fastest within fid <= 1.2 * vanilla`."""
+    choice: str  # what it was chosen for, such as `fastest within fid <= 1.2 * vanilla`
+    # The share of draws in which it is within its limits, or is the knee if it was chosen as such.
+    # None if an error is unknown, or if it is certain, as vanilla's limits relative to vanilla are.
     probability: float | None = None
-    """The share of draws in which it is within its limits, or is the knee if it was chosen as such;
-    None where that is certain, or an error unknown. A limit that is relative to vanilla is certain
-    for vanilla."""
-    limits: tuple[str, ...] = ()
-    """Those within which it is the best."""
+    limits: tuple[str, ...] = ()  # those within which it is the best
+    # the value of the first metric that 90 % of draws exceed, or stay below if it is minimised;
+    # None if its error is unknown, or the trial is no candidate
     bound: float | None = None
-    """The value of the first metric that 90 % of draws exceed, or stay below if it is minimised;
-    None if its error is unknown, or the trial is no candidate."""
+    # the other trials within the limits that are within error of it in the first metric, by falling
+    # bound; None if it was not chosen by its bound
     alternatives: tuple[Trial, ...] | None = None
-    """The other trials within the limits that are within error of it in the first metric, by
-    falling bound; None if it was not chosen by its bound."""
+    # the lossy one of these that has the best bound, if this one was preferred as lossless
     preferred_to: Trial | None = None
-    """The lossy one of these that has the best bound, if this one was preferred as lossless."""
-    preferred_bound: float | None = None
-    """The bound of that one."""
+    preferred_bound: float | None = None  # the bound of that one
 
     @property
     def basis(self) -> list[str]:
@@ -66,12 +68,12 @@ class Choice(Candidate):
         names = [
             f"{trial.name} ({trial.record.label or trial.setting})" for trial in self.alternatives
         ]
-        return describe_choice(self.metrics_asked[0], self.bound, names, self.preferred_bound)
+        return describe_choice(self.front_metrics[0], self.bound, names, self.preferred_bound)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What to know about the choice."""
-        return tuple(limit_notes(self.metrics_asked, self.limits))
+        return tuple(limit_notes(self.front_metrics, self.limits))
 
     @property
     def _purpose(self) -> str:
@@ -91,14 +93,11 @@ class Recommendation:
     """What a front recommends."""
 
     front: Front
-    limits: tuple[str, ...]
-    """Those of the best choice: given ones, or the default bar."""
-    choices: Mapping[str, Choice]
-    """By kind, where the front has one."""
-    lossless: bool = False
-    """Whether the best choice is the best lossless one."""
+    limits: tuple[str, ...]  # those of the best choice: given ones, or the default bar
+    choices: Mapping[ChoiceKind, Choice]  # by kind, where the front has one
+    lossless: bool = False  # whether the best choice is the best lossless one
 
-    def require(self, kind: str) -> Choice:
+    def require(self, kind: ChoiceKind) -> Choice:
         """The choice of a kind.
 
         Raises:
@@ -108,18 +107,19 @@ class Recommendation:
         if kind in self.choices:
             return self.choices[kind]
         front = self.front
-        count = counted(len(self.front.candidates), "trial")
+        count = counted(len(front.candidates), "trial")
         if front.infeasible_note:
             raise NoChoiceError(
                 f"{front.infeasible_note}; --infeasible includes them, and --trial N takes any of "
                 "them"
             )
-        if kind == KNEE:
+        if kind == "knee":
             raise NoChoiceError(NO_KNEE)
-        if kind == BEST:
-            wanted = ["lossless"] if self.lossless else []
-            wanted += [f"within {limit}" for limit in self.limits]
-            raise NoChoiceError(f"none of {count} is {' and '.join(wanted) or 'measured'}")
+        if kind == "best":
+            conditions = [f"within {limit}" for limit in self.limits]
+            if self.lossless:
+                conditions.insert(0, "lossless")
+            raise NoChoiceError(f"none of {count} is {' and '.join(conditions) or 'measured'}")
         metric = front.metrics[0]
         if not metric.is_of_counts:
             raise QueryError(f"lossless trials have one {metric.name}; add --x speedup")
@@ -140,14 +140,14 @@ class Recommendation:
         return [trial for trial in found.values() if not trial.is_vanilla]
 
     def to_mapping(self) -> dict[str, Any]:
-        """Plain data: the limits; by kind, its trial, or None; and what the choice says, with the
-        kind before the names.
+        """Plain data: the limits, and of each kind the trial and what is known of the choice; None
+        for a kind without a choice.
         """
         found: dict[str, Any] = {"limits": list(self.limits)}
-        for kind in (TRIAL, BEST, LOSSLESS, KNEE):
+        for kind in get_args(ChoiceKind):
             if kind in self.choices:
                 found |= _mapping_of(kind, self.choices[kind])
-            elif kind != TRIAL:
+            elif kind != "trial":
                 found[kind] = None
         return found
 
@@ -157,32 +157,30 @@ def recommend(
     limits: Sequence[str] | None = None,
     *,
     lossless: bool = False,
-    number: int | None = None,
+    trial: Candidate | None = None,
 ) -> Recommendation:
-    """What a front recommends: the best candidate within limits (BEST), the best lossless one
-    (LOSSLESS) and the knee (KNEE), where it has one.
+    """What a front recommends: the best candidate within limits, the best lossless one, and the
+    knee.
 
     Args:
         front: in its first metric a choice is the best.
-        limits: such as `fid <= 1.2 * vanilla`; an empty list: BEST has none to meet. None: the
-            default bar (see `default_limit`), and no BEST where the front has none.
-        lossless: BEST is the best lossless trial within the limits.
-        number: of a trial that is a choice too (TRIAL), whatever its values.
+        limits: such as `fid <= 1.2 * vanilla`; an empty list: the best one has none to meet. None:
+            the default bar (see `default_limit`), and no best one where the front has no such bar.
+        lossless: the best one is the best lossless trial within the limits.
+        trial: of the front, a choice too, whatever its values.
 
     Raises:
-        QueryError: a limit cannot be parsed, or needs a value that a sweep does not have; `number`
-            with several sweeps.
-        NoChoiceError: there is no such trial, or its config is invalid.
+        QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
     """
-    found: dict[str, Choice | None] = {}
-    if number is not None:
-        found[TRIAL] = _chosen(front, front.trial(number), "chosen by number")
-    default = default_limit(front) if limits is None else None
-    if limits is not None or default is not None:
-        limits = [default] if default is not None else limits or []
-        found[BEST] = best_within(front, limits, lossless=lossless)
-    found[LOSSLESS] = _best_lossless(front)
-    found[KNEE] = _knee(front)
+    found: dict[ChoiceKind, Choice | None] = {}
+    if trial is not None:
+        found["trial"] = _chosen(front, trial, "chosen by number")
+    if limits is None and (default := default_limit(front)) is not None:
+        limits = [default]
+    if limits is not None:
+        found["best"] = best_within(front, limits, lossless=lossless)
+    found["best_lossless"] = _best_lossless(front)
+    found["knee"] = _knee(front)
     choices = {kind: choice for kind, choice in found.items() if choice is not None}
     return Recommendation(front, tuple(limits or ()), choices, lossless)
 
@@ -191,8 +189,9 @@ def best_within(
     front: Front, limits: Sequence[str] = (), *, lossless: bool = False
 ) -> Choice | None:
     """The candidate with the best bound in the first metric among those that meet all limits, or a
-    lossless one within error of it (see `Bounds.best`); `lossless`: among those that are (see
-    `DecodingConfig.is_lossless`). None: no candidate meets the limits.
+    lossless one within error of it (see `Bounds.best`). None if no candidate meets the limits.
+
+    lossless: only among the lossless ones (see `DecodingConfig.is_lossless`).
 
     Raises:
         QueryError: a limit cannot be parsed, or needs a value that a sweep does not have.
@@ -211,27 +210,29 @@ def best_within(
     found = front.bounds.best(within, lambda index: trials[index].is_lossless)
     if found is None:
         return None
-    heading = metric.best_lossless if lossless else metric.best
-    heading += f" within {' and '.join(limits)}" if limits else ""
+    purpose = metric.best_lossless if lossless else metric.best
+    if limits:
+        purpose += f" within {' and '.join(limits)}"
     best = trials[found.best]
-    other = found.preferred_to
+    other = None if found.preferred_to is None else trials[found.preferred_to]
     return _chosen(
         front,
         best,
-        heading,
+        purpose,
         probability=_limit_probability(best, limits),
         limits=tuple(limits),
         alternatives=tuple(trials[index] for index in found.alternatives),
-        preferred_to=None if other is None else trials[other],
-        preferred_bound=None if other is None else front.bound(trials[other]),
+        preferred_to=other,
+        preferred_bound=None if other is None else front.bound(other),
     )
 
 
 def _limit_probability(trial: Trial, limits: Sequence[str]) -> float | None:
     """See `Choice.probability`."""
     relative = all(Constraint.parse(text).relative_to_vanilla for text in limits)
-    is_certain = relative and (trial.is_vanilla or not limits)
-    return None if is_certain else trial.limit_probability(limits)
+    if relative and (trial.is_vanilla or not limits):
+        return None
+    return trial.limit_probability(limits)
 
 
 def _best_lossless(front: Front) -> Choice | None:
@@ -241,7 +242,9 @@ def _best_lossless(front: Front) -> Choice | None:
     if not front.metrics[0].is_of_counts:
         return None
     best = best_within(front, lossless=True)
-    return None if best is None or best.is_vanilla else best
+    if best is None or best.is_vanilla:
+        return None
+    return best
 
 
 def _knee(front: Front) -> Choice | None:
@@ -253,7 +256,7 @@ def _knee(front: Front) -> Choice | None:
     found = front.knee
     if found is None:
         return None
-    return _chosen(front, found, KNEE, probability=front.knee_confidence(found))
+    return _chosen(front, found, "knee", probability=front.knee_confidence(found))
 
 
 def is_trade(metrics: Sequence[Metric], are_lossless: Iterable[bool]) -> bool:

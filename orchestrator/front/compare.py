@@ -61,11 +61,9 @@ def hypervolume(points: ArrayLike, reference: ArrayLike, directions: Sequence[st
         return 0.0
     if len(corner) == 1:
         return float(corner[0] - cost.min())
-    return (
-        _area(cost, corner)
-        if len(corner) == 2
-        else _volume(cost[nondominated(cost, ["minimize"] * 3)], corner)
-    )
+    if len(corner) == 2:
+        return _area(cost, corner)
+    return _volume(cost[nondominated(cost, ["minimize"] * 3)], corner)
 
 
 def sampled_hypervolumes(
@@ -86,7 +84,8 @@ def additive_epsilon(
     `scale` (one number per objective; 1 mixes the objectives' own units). Infinite if only `a` is
     empty, NaN if `b` is.
     """
-    first, second = _measured(a, directions), _measured(b, directions)
+    first = _measured(a, directions)
+    second = _measured(b, directions)
     if not len(second):
         return float("nan")
     if not len(first):
@@ -101,14 +100,13 @@ def coverage(a: ArrayLike, b: ArrayLike, directions: Sequence[str]) -> float:
 
     Not symmetric: coverage(a, b) and coverage(b, a) need not add up to 1.
     """
-    first, second = _measured(a, directions), _measured(b, directions)
+    first = _measured(a, directions)
+    second = _measured(b, directions)
     if not len(second):
         return float("nan")
-    return (
-        float((first[:, None] <= second[None]).all(axis=2).any(axis=0).mean())
-        if len(first)
-        else 0.0
-    )
+    if not len(first):
+        return 0.0
+    return float((first[:, None] <= second[None]).all(axis=2).any(axis=0).mean())
 
 
 def reference_point(points: ArrayLike, directions: Sequence[str]) -> Floats:
@@ -167,25 +165,22 @@ UNBIASED = frozenset({"fid_debiased", "kid", "kd_dinov2", "precision"})
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Additive epsilon and coverage of `first` over `second`, and of `second` over `first`.
-    difference: the first's hypervolume minus the second's, and its standard error.
-    """
+    """How far two fronts differ."""
 
     first: str
     second: str
-    epsilon: tuple[float, float]
-    coverage: tuple[float, float]
+    epsilon: tuple[float, float]  # additive, of `first` over `second` and of `second` over `first`
+    coverage: tuple[float, float]  # of `first` over `second` and of `second` over `first`
+    # the first's hypervolume minus the second's, and its standard error
     difference: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """reference: the common reference point; scale: the range of each objective over all fronts,
-    epsilon's unit.
-    """
+    """How far several fronts differ."""
 
-    reference: tuple[float, ...]
-    scale: tuple[float, ...]
+    reference: tuple[float, ...]  # the common reference point
+    scale: tuple[float, ...]  # the range of each objective over all fronts, the unit of epsilon
     sizes: Mapping[str, tuple[int, int]]  # points and front points by group
     hypervolumes: Mapping[str, float]
     hypervolume_errors: Mapping[str, float]
@@ -200,7 +195,10 @@ def compare(
 ) -> Comparison:
     """Hypervolumes with a common reference point; epsilon and coverage of every pair of fronts.
 
-    joint: the trials of all groups. groups: the trials of each sweep, or of each method in it.
+    Args:
+        joint: values of the trials of all groups.
+        groups: indices of the trials of each sweep, or of each method in it.
+        metrics: those of `joint`.
         reference: by default `reference_point` of the points of all groups.
 
     Raises:
@@ -214,12 +212,10 @@ def compare(
             f"{empty[0]}: no trial was measured in "
             f"{' and '.join(metric.name for metric in metrics)}"
         )
-    every = np.concatenate(list(points.values()))
-    point = (
-        reference_point(every, toward)
-        if reference is None
-        else np.array(reference, dtype=np.float64)
-    )
+    if reference is None:
+        point = reference_point(np.concatenate(list(points.values())), toward)
+    else:
+        point = np.array(reference, dtype=np.float64)
     front_points = np.concatenate(list(fronts.values()))
     span = front_points.max(axis=0) - front_points.min(axis=0)
     scale = np.where(span > 0, span, 1.0)
@@ -256,9 +252,12 @@ def shared_objectives(identities: Sequence[Identity]) -> tuple[list[str], list[s
         QueryError: fewer than two.
     """
     first = identities[0]
-    names = dict.fromkeys(metric.name for i in identities for metric in i.objectives)
+    names: dict[str, None] = {}
+    for identity in identities:
+        names |= dict.fromkeys(metric.name for metric in identity.objectives)
     owners = {
-        name: [i.name for i in identities if name in i.metrics] for name in (*first.metrics, *names)
+        name: [identity.name for identity in identities if name in identity.metrics]
+        for name in (*first.metrics, *names)
     }
     shared = [name for name, found in owners.items() if len(found) == len(identities)]
     own = [metric.name for metric in first.objectives if metric.name in shared][:3]
@@ -279,15 +278,20 @@ def shared_objectives(identities: Sequence[Identity]) -> tuple[list[str], list[s
 
 def require_comparable(identities: Sequence[Identity], metric: str) -> None:
     """Raise QueryError if there are `obstacles`."""
-    if reasons := obstacles(identities, metric):
-        fine = [
-            name for name in identities[0].metrics if all(name in i.metrics for i in identities)
-        ]
-        fine = [name for name in fine if not obstacles(identities, name)]
-        choice = f"choose two of {', '.join(fine)} with --x and --y, or " if len(fine) > 1 else ""
-        differences = "; in ".join(reasons)
-        fix = f"{choice}repeat the sweeps under the same conditions"
-        raise QueryError(f"{metric} cannot be compared: the sweeps differ in {differences}; {fix}")
+    reasons = obstacles(identities, metric)
+    if not reasons:
+        return
+    shared = [
+        name
+        for name in identities[0].metrics
+        if all(name in identity.metrics for identity in identities)
+    ]
+    comparable = [name for name in shared if not obstacles(identities, name)]
+    fix = "repeat the sweeps under the same conditions"
+    if len(comparable) > 1:
+        fix = f"choose two of {', '.join(comparable)} with --x and --y, or {fix}"
+    differences = "; in ".join(reasons)
+    raise QueryError(f"{metric} cannot be compared: the sweeps differ in {differences}; {fix}")
 
 
 def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
@@ -297,7 +301,7 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     Speed metrics can be compared, but times need the same device, threads and timing batch. A
     quality metric needs the same captions, the same extractor and, if it is computed from them, the
     same reference images or the same target and baseline. A statistic of all features, such as fid,
-    also needs the same number of images. A missing timing property or image count is no obstacle.
+    also needs the same number of images. A missing timing property is no obstacle.
     """
     needs = _needs(identities, metric)
     if _is_time(identities, metric):
@@ -308,7 +312,9 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     if needs <= COUNTS:
         return []
     facts: dict[str, list[Any]] = {"captions": [_captions(identity) for identity in identities]}
-    meanings = [i.metrics[metric].meaning for i in identities if metric in i.metrics]
+    meanings = [
+        identity.metrics[metric].meaning for identity in identities if metric in identity.metrics
+    ]
     facts["its definition"] = [meaning["definition"] for meaning in meanings]
     facts["what it is computed from"] = [", ".join(meaning["needs"]) for meaning in meanings]
     for name in _extractors(identities, metric, needs):
@@ -316,13 +322,15 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
             identity.extractors.get(name) for identity in identities
         ]
     if REFERENCE in needs:
-        facts["reference images"] = [(i.reference or {}).get("identity") for i in identities]
+        facts["reference images"] = [
+            (identity.reference or {}).get("identity") for identity in identities
+        ]
     if BASELINE in needs:
-        facts |= {"the target": [i.target for i in identities]}
-        facts |= {"the baseline's setting": [i.baseline for i in identities]}
+        facts["the target"] = [identity.target for identity in identities]
+        facts["the baseline's setting"] = [identity.baseline for identity in identities]
     is_statistic = needs & {FEATURES, DINOV2} and metric not in UNBIASED and ATTRIBUTES not in needs
-    if is_statistic and None not in (images := [i.images for i in identities]):
-        facts["the number of images"] = images
+    if is_statistic:
+        facts["the number of images"] = [identity.images for identity in identities]
     return [
         f"{fact}: {_against(identities, values)}"
         for fact, values in facts.items()
@@ -331,8 +339,8 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
 
 
 def cautions(identities: Sequence[Identity], metrics: Sequence[Metric]) -> list[str]:
-    """Differences between sweeps that a reader should know of, though they do not forbid the
-    comparison.
+    """Sentences on differences between sweeps that make a comparison uncertain, though it is
+    allowed.
     """
     facts = {
         "targets": "target",
@@ -366,9 +374,11 @@ def cautions(identities: Sequence[Identity], metrics: Sequence[Metric]) -> list[
 
 def _needs(identities: Sequence[Identity], metric: str) -> frozenset[str]:
     """What the metric is computed from."""
-    return frozenset(
-        need for i in identities if metric in i.metrics for need in i.metrics[metric].needs
-    )
+    found: set[str] = set()
+    for identity in identities:
+        if metric in identity.metrics:
+            found.update(identity.metrics[metric].needs)
+    return frozenset(found)
 
 
 def _is_time(identities: Sequence[Identity], metric: str) -> bool:
@@ -387,11 +397,10 @@ def _different_timing(identities: Sequence[Identity]) -> list[tuple[str, list[An
         "threads": [identity.timing_threads for identity in identities],
         "timing batches": [identity.timing_batch for identity in identities],
     }
-    return [
-        (fact, values)
-        for fact, values in facts.items()
-        if _differ([v for v in values if v is not None])
-    ]
+    recorded = {
+        fact: [value for value in values if value is not None] for fact, values in facts.items()
+    }
+    return [(fact, values) for fact, values in facts.items() if _differ(recorded[fact])]
 
 
 def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[str]) -> list[str]:
@@ -404,12 +413,12 @@ def _extractors(identities: Sequence[Identity], metric: str, needs: frozenset[st
     scores = {need.removeprefix(SCORE_PREFIX) for need in needs if need.startswith(SCORE_PREFIX)}
     if scores and scores <= set(names) and FEATURES not in needs:
         return sorted(scores)
-    if columns := [] if scores else [name for name in names if name in needs]:
-        return [
-            *columns,
-            *([MANIFOLD] if metric in MANIFOLD_METRICS and MANIFOLD in names else []),
-        ]
-    return names
+    columns = [name for name in names if name in needs]
+    if scores or not columns:
+        return names
+    if metric in MANIFOLD_METRICS and MANIFOLD in names:
+        columns.append(MANIFOLD)
+    return columns
 
 
 def _captions(identity: Identity) -> str:

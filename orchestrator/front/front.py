@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,7 +35,7 @@ from orchestrator.front.trial import Candidate, Trial
 from orchestrator.store.identity import Identity
 from orchestrator.store.lossless import QualityGroups, Source, pool
 from orchestrator.store.names import Form, SettingNames
-from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from workers.metrics.definition import Metric
 
@@ -49,19 +49,15 @@ _INFEASIBLE = "outside the constraints"
 class Front:
     """The front of one or more sweeps."""
 
-    sweeps: Mapping[str, Sweep]
-    """By name."""
+    sweeps: Mapping[str, Sweep]  # by name
+    # two or three, the first of which is to be the best within limits on the others
     metrics: tuple[Metric, ...]
-    """Two or three, the first of which is to be the best within limits on the others."""
-    trials: pyarrow.Table
-    """All trials, with a column `sweep`."""
-    rows: Sequence[int]
-    """The rows of `trials` that may be on the front."""
-    left_out: Mapping[str, int]
-    """How many of the others were left out, by reason."""
+    trials: pyarrow.Table  # all trials, with a column `sweep`
+    rows: Sequence[int]  # the rows of `trials` that may be on the front
+    left_out: Mapping[str, int]  # how many of the others were left out, by reason
+    # how settings are named; `Form.ABBREVIATED` abbreviates all names if one on the front must be
+    # abbreviated (see `SettingNames.alike`)
     form: Form = Form.OWN
-    """How settings are named; `Form.ABBREVIATED` abbreviates all names if one on the front must be
-    abbreviated (see `SettingNames.alike`)."""
 
     @cached_property
     def names(self) -> SettingNames:
@@ -81,18 +77,18 @@ class Front:
 
     @cached_property
     def _records(self) -> list[TrialRecord]:
-        """Those that may be on the front, as `rows` has them."""
+        """The records of the trials that may be on the front, in the order of `rows`."""
         return [self._owned[row][1] for row in self.rows]
 
     @cached_property
     def _joint(self) -> JointErrors:
-        """Their values in the metrics, with the errors that they share."""
+        """The values of these trials in the metrics, with the errors that they share."""
         identities = [self.sweeps[self._owned[row][0]].identity for row in self.rows]
         return JointErrors.of(self._records, self.metrics, identities)
 
     @cached_property
     def _is_on_front(self) -> Bools:
-        """Which of them are on the front [rows]."""
+        """Which of these trials are on the front [rows]."""
         return nondominated(self._joint.values, directions(self.metrics))
 
     @cached_property
@@ -108,14 +104,14 @@ class Front:
         members = [place for place in self._order if self._is_on_front[place]]
         within: dict[int, list[str]] = {}
         distinct: dict[int, list[str]] = {}
-        for rank, place in enumerate(members):
+        for place in members:
             differs = {other: self._joint.differ(place, other) for other in members}
             within[place] = [
                 names[other] for other in members if other != place and not differs[other].any()
             ]
-            for following in members[rank + 1 : rank + 2]:
-                pairs = zip(self.metrics, differs[following], strict=True)
-                distinct[place] = [metric.name for metric, differ in pairs if differ]
+        for place, following in pairwise(members):
+            pairs = zip(self.metrics, self._joint.differ(place, following), strict=True)
+            distinct[place] = [metric.name for metric, differ in pairs if differ]
         return [
             self._candidate(
                 self.rows[place],
@@ -137,7 +133,7 @@ class Front:
         return Candidate(
             sweep=self.sweeps[origin],
             record=record,
-            metrics_asked=self.metrics,
+            front_metrics=self.metrics,
             names=self.names,
             origin=origin,
             name=self._name(origin, record),
@@ -148,11 +144,11 @@ class Front:
     @property
     def infeasible_note(self) -> str:
         """A sentence if the sweeps' constraints leave no trial for the front; else ""."""
-        count = 0 if self.rows else self.left_out.get(_INFEASIBLE, 0)
+        count = self.left_out.get(_INFEASIBLE, 0)
+        if self.rows or not count:
+            return ""
         verb = "is" if count == 1 else "are"
-        return (
-            f"no trial is within the sweep's constraints, {count} {verb} outside" if count else ""
-        )
+        return f"no trial is within the sweep's constraints, {count} {verb} outside"
 
     @cached_property
     def members(self) -> list[Candidate]:
@@ -182,7 +178,9 @@ class Front:
         minimised; None if its error is unknown, or the trial is no candidate.
         """
         rows = [candidate.row for candidate in self.candidates]
-        bound = self.bounds.values[rows.index(trial.row)] if trial.row in rows else np.nan
+        if trial.row not in rows:
+            return None
+        bound = self.bounds.values[rows.index(trial.row)]
         return float(bound) if np.isfinite(bound) else None
 
     def table(self, trials: Sequence[Candidate]) -> pyarrow.Table:
@@ -197,7 +195,8 @@ class Front:
             "within_error_of": pa.list_(pa.string()),
         }
         for name, kind in kinds.items():
-            table = table.append_column(name, pa.array([getattr(t, name) for t in trials], kind))
+            marks = [getattr(trial, name) for trial in trials]
+            table = table.append_column(name, pa.array(marks, kind))
         return table
 
     def trial(self, number: int) -> Candidate:
@@ -239,18 +238,9 @@ class Front:
         """The default reference point, in the metrics' units; computed from all complete trials,
         without filters.
         """
-        complete = [
-            record
-            for sweep in self.sweeps.values()
-            for record in sweep.records
-            if record.state == COMPLETE
-        ]
-        return [
-            float(value)
-            for value in reference_point(
-                values_of(complete, self.metrics), directions(self.metrics)
-            )
-        ]
+        complete = [record for _, record in self._owned if record.is_complete]
+        corner = reference_point(values_of(complete, self.metrics), directions(self.metrics))
+        return [float(value) for value in corner]
 
     def hypervolume(self, reference: Sequence[float]) -> tuple[float, float]:
         """The front's hypervolume up to a reference point, and its standard error: the spread over
@@ -274,9 +264,14 @@ def front_of(
 ) -> Front:
     """The front of two or three metrics over all sweeps together.
 
-    x, y, z: metrics; by default the first sweep's own objectives. where, subject_to: filters and
-    constraints on the candidates (see `query`). feasible: only trials within the constraints that
-    the sweep was launched with.
+    Args:
+        sweeps: at least one.
+        x: the first metric, by default the first sweep's own (see `objectives_of`).
+        y: the second metric.
+        z: the third metric.
+        where: filters on the candidates (see `orchestrator.front.query`).
+        subject_to: constraints on the candidates.
+        feasible: only trials within the constraints that the sweep was launched with.
 
     Raises:
         QueryError: a metric, column or constraint that a sweep does not have; a metric whose values
@@ -299,8 +294,8 @@ def front_of(
     trials = trials.add_column(0, "sweep", pa.array([name for name, _ in owned], pa.string()))
     tests = {
         "by --where": passing(trials, where),
-        "failed": [record.state != FAILED for _, record in owned],
-        "stopped early": [record.state != STOPPED for _, record in owned],
+        "failed": [not record.has_failed for _, record in owned],
+        "stopped early": [not record.is_stopped for _, record in owned],
         "repeated": [record.duplicate_of is None for _, record in owned],
         _INFEASIBLE: [record.feasible or not feasible for _, record in owned],
         "outside --subject-to": [
@@ -349,23 +344,21 @@ def _basis(identity: Identity, named: Mapping[str, Sweep]) -> dict[str, Hashable
 
 
 def _named(sweeps: Sequence[Sweep]) -> dict[str, Sweep]:
-    """The sweeps by name; those of one name by their place, and one on several devices by these,
-    too.
+    """The sweeps by name; those of one name by their place, and one on several devices by name or
+    place and device.
 
     Raises:
         QueryError: a sweep is given twice.
     """
-    names = [sweep.name for sweep in sweeps]
-    places = [sweep.storage.display_name for sweep in sweeps]
-    if len(set(names)) < len(set(places)):
-        counts = Counter(dict(zip(places, names, strict=True)).values())
-        names = [
-            place if counts[name] > 1 else name for name, place in zip(names, places, strict=True)
-        ]
-    counts = Counter(names)
+    owners = {sweep.storage.display_name: sweep.name for sweep in sweeps}
+    sharing = Counter(owners.values())
     names = [
-        f"{n} on {s.machine}" if counts[n] > 1 else n for n, s in zip(names, sweeps, strict=True)
+        sweep.name if sharing[sweep.name] == 1 else sweep.storage.display_name for sweep in sweeps
     ]
-    if len(set(names)) < len(names):
+    repeated = Counter(names)
+    found = {}
+    for name, sweep in zip(names, sweeps, strict=True):
+        found[name if repeated[name] == 1 else f"{name} on {sweep.machine}"] = sweep
+    if len(found) < len(sweeps):
         raise QueryError("a sweep is given twice; name each once")
-    return dict(zip(names, sweeps, strict=True))
+    return found

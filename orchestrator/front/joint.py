@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import product
 from statistics import NormalDist
 
 import numpy as np
@@ -53,23 +54,16 @@ def values_of(records: Sequence[TrialRecord], metrics: Sequence[Metric]) -> Floa
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JointErrors:
-    """The values of n trials in m metrics, and the errors that they share.
+    """The values of n trials in m metrics, and the errors that they share."""
 
-    values [n, m]: NaN where a trial lacks the metric. effects [n, m, k]: change of the value per
-    standard deviation of each of k independent sources of error. groups [k]: -1 for blocks of
-    captions, and from 0 those of noise in costs. group_dof: degrees of freedom of each of these.
-    own [n, m]: standard error that no other value shares; NaN if a value's error is unknown. dof,
-    own_dof [n, m]: degrees of freedom of the blocks' part and of `own`; infinite without
-    replicates, or if not stated.
-    """
-
-    values: Floats
+    values: Floats  # [n, m]; NaN where a trial lacks the metric
+    # [n, m, k]: change of the value per standard deviation of each of k independent error sources
     effects: Floats
-    groups: NDArray[np.int64]
-    group_dof: Floats
-    own: Floats
-    dof: Floats
-    own_dof: Floats
+    groups: NDArray[np.int64]  # [k]: -1 for blocks of captions, and from 0 those of noise in costs
+    group_dof: Floats  # degrees of freedom of each group of noise in costs
+    own: Floats  # [n, m]: standard error that no other value shares; NaN if the error is unknown
+    dof: Floats  # [n, m]: degrees of freedom of the blocks' part; infinite without replicates
+    own_dof: Floats  # [n, m]: degrees of freedom of `own`; infinite if not stated
 
     @classmethod
     def of(
@@ -78,24 +72,27 @@ class JointErrors:
         metrics: Sequence[Metric],
         identities: Sequence[Identity] = (),
     ) -> JointErrors:
-        """identities: the sweep of each trial, if there are several. Sweeps of the same captions
-        share their blocks.
+        """The errors of trials' metrics.
+
+        identities: the sweep of each trial, if there are several. Sweeps of the same captions share
+        their blocks.
         """
-        columns: dict[Hashable, int] = {}
+        columns: dict[Hashable, int] = {}  # by source of error
         groups: dict[Hashable, float] = {}  # degrees of freedom
         group_of: dict[int, int] = {}  # by column
         same: list[Hashable] = [None] * len(records)
         captions = [identity.caption_set for identity in identities] or same
         sweeps = [(identity.name, identity.id) for identity in identities] or same
-        values, found = values_of(records, metrics), []  # of (trial, metric, column, effect)
-        own, dof, own_dof = (np.full(values.shape, start) for start in (np.nan, np.inf, np.inf))
-        measured = [
-            (i, j, r, m)
-            for i, r in enumerate(records)
-            for j, m in enumerate(metrics)
-            if m.name in r.metrics
-        ]
-        for i, j, record, metric in measured:
+        found = []  # of (trial, metric, column, effect)
+        values = values_of(records, metrics)
+        own = np.full(values.shape, np.nan)
+        dof = np.full(values.shape, np.inf)
+        own_dof = np.full(values.shape, np.inf)
+        for i, j in product(range(len(records)), range(len(metrics))):
+            record = records[i]
+            metric = metrics[j]
+            if metric.name not in record.metrics:
+                continue
             entry = record.metrics[metric.name]
             effects: dict[Hashable, float] = {
                 ("captions", captions[i], block): float(effect)
@@ -123,15 +120,8 @@ class JointErrors:
         kinds = np.array(
             [group_of.get(column, -1) for column in range(len(columns))], dtype=np.int64
         )
-        return cls(
-            values,
-            dense,
-            kinds,
-            np.array(list(groups.values()), dtype=np.float64),
-            own,
-            dof,
-            own_dof,
-        )
+        group_dof = np.array(list(groups.values()), dtype=np.float64)
+        return cls(values, dense, kinds, group_dof, own, dof, own_dof)
 
     def samples(self, count: int = SAMPLES, seed: int = 0) -> Floats:
         """Samples [count, n, m] of all values together. A value whose error is unknown is taken as
@@ -205,7 +195,7 @@ def _noise_of_shape(record: TrialRecord, metric: Metric) -> list[Noise]:
     if not (record.shape and entry.noise):
         return []
     effect = -entry.noise if metric.direction == "maximize" else entry.noise
-    costs = record.shape, record.device, split_batch(metric.name)[1]
+    costs = (record.shape, record.device, split_batch(metric.name)[1])
     return [Noise(costs, costs, effect, entry.noise_dof)]
 
 
@@ -227,7 +217,7 @@ def degrees_of_freedom(entry: Estimate) -> float:
     noise = entry.noise**2
     total = (entry.known_error or 0.0) ** 2
     own = max(0.0, total - blocks - noise) if entry.error_dof else 0.0
-    parts = (blocks, len(entry.replicates) - 1), (noise, entry.noise_dof), (own, entry.error_dof)
+    parts = [(blocks, len(entry.replicates) - 1), (noise, entry.noise_dof), (own, entry.error_dof)]
     spread = sum(part**2 / dof for part, dof in parts if dof > 0)
     return total**2 / spread if spread else np.inf
 
@@ -260,7 +250,7 @@ def block_effects(entry: Estimate) -> Floats:
     """
     replicates = np.array(entry.replicates, dtype=np.float64)
     count = len(replicates)
-    effects: Floats = (
-        np.sqrt((count - 1) / count) * (replicates - replicates.mean()) if count else replicates
-    )
+    if not count:
+        return replicates
+    effects: Floats = np.sqrt((count - 1) / count) * (replicates - replicates.mean())
     return effects

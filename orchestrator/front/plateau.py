@@ -6,9 +6,9 @@ trials; the share is between 0 and 1 in each, so its mean exists whatever the ta
 Trials that racing stopped, and settings outside of the constraints, are on no front, but they count
 as trials that did not move it.
 
-It depends on the trials' records alone. With P trials in flight, trial n starts when those before n
-- P + 1 have been told, and these decide whether it does: the same for any number of workers, and in
-a resumed sweep.
+The decision depends on the trials' records alone. With P trials in flight, trial n starts when the
+search has been told those before n - P + 1, and these decide whether it does: the same for any
+number of workers, and in a resumed sweep.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orchestrator.front.joint import JointErrors, directions
 from orchestrator.front.pareto import nondominated
 from orchestrator.store import events, files
 from orchestrator.store.lossless import QualityGroups
-from orchestrator.store.records import FAILED, TrialRecord, read_trials
+from orchestrator.store.records import TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
 from workers.metrics.definition import Metric
@@ -32,14 +32,12 @@ from workers.metrics.definition import Metric
 
 @dataclass(frozen=True, slots=True)
 class PlateauState:
-    """How close a front is to its plateau. share, patience: see `Plateau`. trials: those searched,
-    at most `patience`. added: by the last `patience` of them (see `Plateau.added`).
-    """
+    """How close a front is to its plateau."""
 
-    share: float
-    patience: int
-    trials: int
-    added: float | None
+    share: float  # see `Plateau`
+    patience: int  # see `Plateau`
+    trials: int  # those searched, at most `patience`
+    added: float | None  # by the last `patience` of them (see `Plateau.added`)
 
     @property
     def is_reached(self) -> bool:
@@ -65,7 +63,7 @@ class PlateauState:
         )
 
     def to_event(self) -> events.Plateau:
-        """For the launch's events, and what they tell `status`."""
+        """The event of a launch, which `status` shows."""
         return events.Plateau(**asdict(self), is_reached=self.is_reached, text=self.text)
 
 
@@ -75,39 +73,33 @@ def _percent(share: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plateau:
-    """The rule of one sweep. share: of the hypervolume, below which the front does not move.
-    patience: trials that must not move it together. enqueued: the first trials, which all run and
-    are not among these.
-    """
+    """The rule of one sweep."""
 
-    share: float
-    patience: int
-    enqueued: int
+    share: float  # of the hypervolume, below which the front does not move
+    patience: int  # trials that must not move it together
+    enqueued: int  # first trials, which all run and are not counted
     objectives: Sequence[Metric]
 
     @classmethod
     def of(
         cls, budget: Mapping[str, Any], enqueued: int, objectives: Sequence[Metric]
     ) -> Self | None:
-        """That of a resolved budget in plain data; None if it has none. enqueued: number of configs
-        that run first.
+        """The plateau of a resolved budget (plain data); None without one. enqueued: number of
+        configs that run first.
         """
         if budget.get("plateau") is None:
             return None
         return cls(budget["plateau"], budget["patience"], enqueued, objectives)
 
     def added(self, records: Sequence[TrialRecord]) -> float | None:
-        """The expected share of the hypervolume that the last `patience` trials added; failed ones
-        are not counted.
-
-        None while fewer than these have been searched, or no trial before them meets the
+        """The expected share of the hypervolume that the last `patience` trials added, failed ones
+        not counted; None while fewer have been searched, or if no trial before them meets the
         constraints.
 
         records: from trial 0, in order.
         """
-        last = [record.number for record in records[self.enqueued :] if record.state != FAILED][
-            -self.patience :
-        ]
+        searched = [record.number for record in records[self.enqueued :] if not record.has_failed]
+        last = searched[-self.patience :]
         points = [
             record
             for record in records
@@ -120,15 +112,14 @@ class Plateau:
         toward = directions(self.objectives)
         corner = reference_point(joint.values[nondominated(joint.values, toward)], toward)
         samples = joint.samples()
-        whole, part = (
-            sampled_hypervolumes(drawn, corner, toward) for drawn in (samples, samples[:, before])
-        )
+        whole = sampled_hypervolumes(samples, corner, toward)
+        part = sampled_hypervolumes(samples[:, before], corner, toward)
         kept = np.divide(part, whole, out=np.ones_like(whole), where=whole > 0)
         return max(0.0, 1 - float(kept.mean()))  # below by rounding
 
     def state(self, records: Sequence[TrialRecord]) -> PlateauState:
         """What these trials say. records: see `added`."""
-        searched = sum(record.state != FAILED for record in records[self.enqueued :])
+        searched = sum(not record.has_failed for record in records[self.enqueued :])
         return PlateauState(
             self.share, self.patience, min(searched, self.patience), self.added(records)
         )
@@ -137,12 +128,9 @@ class Plateau:
 def _read_plateau(sweep: Sweep) -> tuple[Plateau | None, Mapping[str, Any]]:
     """The rule of a stored sweep, and its sections as plain data."""
     plain = files.read_sweep_yaml(sweep.storage)
-    return (
-        Plateau.of(
-            plain.get("budget") or {}, len(plain.get("enqueue") or ()), sweep.identity.objectives
-        ),
-        plain,
-    )
+    budget = plain.get("budget") or {}
+    enqueued = len(plain.get("enqueue") or ())
+    return Plateau.of(budget, enqueued, sweep.identity.objectives), plain
 
 
 def plateau_state(sweep: Sweep) -> PlateauState | None:

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _ORDER = {"<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater"}
 _MAX_LISTED = 10  # values of a column
 _NULL = "null"  # in an expression: the row has no value in the column
-# Between two conditions; not inside quotes, nor in a value such as `red and blue`. {}: a true/false
-# column
+# Between two conditions, but not inside quotes, nor in a value such as `red and blue`. {}: the
+# true/false columns
 _AND = (
     r"""\s+and\s+(?=[^\s=!<>]+\s*(?:[=!<>]|in\s|not\s)|(?:not\s+)?(?:{})(?:\s+and\s|\s*$))"""
     r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""
@@ -73,10 +73,10 @@ def _conditions(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
     columns.
     """
     require_list(where, "where")
+    if not table.num_rows:
+        return []
     between = re.compile(_AND.format("|".join(map(re.escape, _flags(table)))))
-    return (
-        [condition for text in where for condition in between.split(text)] if table.num_rows else []
-    )
+    return [condition for text in where for condition in between.split(text)]
 
 
 def _flags(table: pyarrow.Table) -> list[str]:
@@ -115,7 +115,9 @@ def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
             f"{', '.join(_flags(table))}"
         )
     relation = " ".join(sign.split())
-    values = [part.strip() for part in rest.split(",")] if relation.endswith("in") else [rest]
+    values = [rest]
+    if relation.endswith("in"):
+        values = [part.strip() for part in rest.split(",")]
     try:
         column = column_of(table, name)
         _check_finished(column, sign, values)
@@ -159,12 +161,9 @@ def _describe_values(column: pyarrow.ChunkedArray) -> str:
     if not values:
         return "has no value in any trial"
     if len(values) > _MAX_LISTED:
-        listed = ", ".join(map(str, values[:_MAX_LISTED]))
-        return (
-            f"is {listed}, ..."
-            if isinstance(values[0], str)
-            else f"is from {values[0]:.4g} to {values[-1]:.4g}"
-        )
+        if not isinstance(values[0], str):
+            return f"is from {values[0]:.4g} to {values[-1]:.4g}"
+        return f"is {', '.join(values[:_MAX_LISTED])}, ..."
     *others, last = map(str, values)
     return f"is {', '.join(others)} or {last}" if others else f"is {last}"
 
@@ -190,11 +189,11 @@ def _check_finished(column: pyarrow.ChunkedArray, sign: str, values: Sequence[st
 
     is_text = pa.types.is_string(column.type)
     is_bool = pa.types.is_boolean(column.type)
-    one = "a value" if is_text else "a number"
+    expected = "a value" if is_text else "a number"
     if is_bool:
-        one = "true or false"
+        expected = "true or false"
     if "" in values and not (is_text and sign in ("=", "==", "!=")):
-        raise ValueError(f": {one} is missing after {sign}")
+        raise ValueError(f": {expected} is missing after {sign}")
     for value in values:
         if value[:1] in ("'", '"') and (len(value) == 1 or value[-1] != value[0]):
             raise ValueError(f": the closing {value[0]} of {value} is missing")
@@ -217,32 +216,27 @@ def _compare(column: pyarrow.ChunkedArray, relation: str, values: list[str]) -> 
         raise ValueError(" holds text, which has no order; use =, != or in")
     if relation in _ORDER and values == [_NULL]:
         raise ValueError(f": {_NULL} has no order; use = or !=")
-    if is_bool and (
-        wrong := [
-            value for value in values if value != _NULL and value.lower() not in ("true", "false")
-        ]
-    ):
-        raise ValueError(f" holds true or false, got {', '.join(wrong)!r}")
+    if is_bool:
+        known = [value for value in values if value != _NULL]
+        if wrong := [value for value in known if value.lower() not in ("true", "false")]:
+            raise ValueError(f" holds true or false, got {', '.join(wrong)!r}")
     kind = pa.float64() if is_number else pa.string()
     if is_bool:
         kind = pa.bool_()
     try:
-        wanted = pa.array(
-            [None if value == _NULL else value for value in values], pa.string()
-        ).cast(kind)
+        texts = [None if value == _NULL else value for value in values]
+        given = pa.array(texts, pa.string()).cast(kind)
     except pa.ArrowInvalid:
-        hint = (
-            "; --subject-to takes limits relative to vanilla"
-            if any("vanilla" in value for value in values)
-            else ""
-        )
-        raise ValueError(f" holds numbers, got {', '.join(values)!r}{hint}") from None
+        problem = f" holds numbers, got {', '.join(values)!r}"
+        if any("vanilla" in value for value in values):
+            problem += "; --subject-to takes limits relative to vanilla"
+        raise ValueError(problem) from None
     column = column.cast(kind)
     found: Any
     if relation in _ORDER:
-        found = pc.fill_null(getattr(pc, _ORDER[relation])(column, wanted[0]), False)
+        found = pc.fill_null(getattr(pc, _ORDER[relation])(column, given[0]), False)
     else:
-        found = pc.is_in(column, value_set=wanted)  # finds null, too
+        found = pc.is_in(column, value_set=given)  # finds null too
     mask: Bools = found.to_numpy().astype(np.bool_)
     return ~mask if relation in ("!=", "not in") else mask
 
@@ -285,28 +279,25 @@ def limit_confidence(
     metrics: Mapping[str, Metric],
 ) -> float | None:
     """The share of draws from its errors, and vanilla's, in which a trial meets all limits; None if
-    one is unknown. metrics: by name.
+    an error is unknown. metrics: by name.
 
     Optimistic for the best of many trials near a limit, because luck helped to choose it.
     """
     constraints = [Constraint.parse(text) for text in limits]
-    entries = [record.metrics[constraint.metric] for constraint in constraints]
-    entries += [
-        vanilla.metrics[c.metric]
-        for c in constraints
-        if vanilla is not None and c.relative_to_vanilla
-    ]
-    if any(entry.known_error is None for entry in entries):
-        return None
+    for constraint in constraints:
+        entries = [record.metrics[constraint.metric]]
+        if constraint.relative_to_vanilla and vanilla is not None:
+            entries.append(vanilla.metrics[constraint.metric])
+        if any(entry.known_error is None for entry in entries):
+            return None
     own, base = limit_samples(
         record, vanilla, [metrics[constraint.metric] for constraint in constraints]
     )
-    rows = zip(own.tolist(), base.tolist(), strict=True)
-    met = [
-        all(c.violation(*pair) <= 0 for c, *pair in zip(constraints, *row, strict=True))
-        for row in rows
-    ]
-    return sum(met) / len(met)
+    met = 0
+    for values, references in zip(own.tolist(), base.tolist(), strict=True):
+        triples = zip(constraints, values, references, strict=True)
+        met += all(constraint.violation(value, ref) <= 0 for constraint, value, ref in triples)
+    return met / len(own)
 
 
 def limit_samples(
@@ -315,18 +306,22 @@ def limit_samples(
     """Samples [samples, m] of a trial's values in m metrics, and of vanilla's; without vanilla, the
     trial's twice.
     """
-    records = [record] if vanilla is None or vanilla is record else [record, vanilla]
+    records = [record]
+    if vanilla is not None and vanilla is not record:
+        records.append(vanilla)
     samples = JointErrors.of(records, metrics).samples()
     return samples[:, 0], samples[:, -1]
 
 
 def _unquote(value: str) -> str:
-    return value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+        return value[1:-1]
+    return value
 
 
 def limit_notes(metrics: Sequence[Metric], limits: Sequence[str]) -> list[str]:
-    """A hint if every limit is on the first of a front's metrics, which is optimised, so that
-    nothing limits the others.
+    """A hint if every limit is on the first of a front's metrics, which is optimised already, so
+    that nothing limits the others.
     """
     first, second = (metric.name for metric in metrics[:2])
     if not limits or any(Constraint.parse(text).metric != first for text in limits):

@@ -29,12 +29,14 @@ def objectives_of(
     Raises:
         QueryError: an unknown metric, or the same one twice.
     """
-    own = [metric.name for metric in sweep.identity.objectives[:3]]
-    first, second, *_ = own if len(own) > 1 else DEFAULT_OBJECTIVES
-    if x or y or len(own) < 2:
-        x = x or (second if first == y else first)
-        own = [x, y or (first if second == x else second)]
-    names = own if z is None else [*own[:2], z]
+    names = [metric.name for metric in sweep.identity.objectives[:3]]
+    if x or y or len(names) < 2:
+        defaults = names[:2] if len(names) > 1 else DEFAULT_OBJECTIVES
+        x = x or next(name for name in defaults if name != y)
+        y = y or next(name for name in reversed(defaults) if name != x)
+        names = [x, y]
+    if z is not None:
+        names = [*names[:2], z]
     if len(set(names)) < len(names):
         raise QueryError(f"objectives {', '.join(names)}: each must be a different metric")
     return tuple(sweep.metric(name) for name in names)
@@ -65,8 +67,10 @@ def trial_rows(
     marks = pa.array([record.number in front for record in sweep.records], pa.bool_())
     table = sweep.table.append_column("front", marks)
     table = table.filter(passing(table, where))
-    sweep.check_columns(columns or (), table.column_names)
-    return table if columns is None else table.select(list(columns))
+    if columns is None:
+        return table
+    sweep.check_columns(columns, table.column_names)
+    return table.select(list(columns))
 
 
 def limit_on(sweep: Sweep, text: str) -> Callable[[TrialRecord], bool]:
@@ -76,6 +80,5 @@ def limit_on(sweep: Sweep, text: str) -> Callable[[TrialRecord], bool]:
     Raises:
         QueryError: the constraint cannot be parsed, or needs a value that the sweep does not have.
     """
-    return parse_limit(
-        text, sweep.identity.metrics, {} if sweep.baseline is None else sweep.baseline.metrics
-    )
+    vanilla = {} if sweep.baseline is None else sweep.baseline.metrics
+    return parse_limit(text, sweep.identity.metrics, vanilla)

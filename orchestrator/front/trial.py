@@ -32,21 +32,15 @@ OTHER_SAMPLE = "another sample of vanilla's distribution"
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Trial:
-    """A finished trial of a sweep, by the names that a front gives it."""
+    """A finished trial of a sweep, with its names in a front."""
 
     sweep: Sweep
-    record: TrialRecord
-    """As the sweep stores it."""
-    metrics_asked: tuple[Metric, ...]
-    """Those of the front, the first of which is optimised."""
-    names: SettingNames
-    """Names of settings, as the front has them."""
-    origin: str
-    """The name of its sweep among those of the front."""
-    name: str
-    """Its number, after the sweep's name if the front has several sweeps."""
-    row: int
-    """Its index in the front's table of all trials."""
+    record: TrialRecord  # as the sweep stores it
+    front_metrics: tuple[Metric, ...]  # those of the front, the first of which is optimised
+    names: SettingNames  # names of settings, as the front has them
+    origin: str  # the name of its sweep among those of the front
+    name: str  # its number, after the sweep's name if the front has several sweeps
+    row: int  # its index in the front's table of all trials
 
     @property
     def number(self) -> int:
@@ -94,7 +88,7 @@ class Trial:
     @property
     def objectives(self) -> tuple[str, ...]:
         """The names of the front's metrics that it has."""
-        return tuple(metric.name for metric in self.metrics_asked if metric.name in self.metrics)
+        return tuple(metric.name for metric in self.front_metrics if metric.name in self.metrics)
 
     @property
     def is_vanilla(self) -> bool:
@@ -118,15 +112,16 @@ class Trial:
         for vanilla itself, where the value is vanilla's, and where an error is unknown or vanilla
         lacks the metric.
         """
-        metric = self.metrics_asked[0]
+        metric = self.front_metrics[0]
         vanilla = self._vanilla_with(metric)
-        if vanilla is None or any(
-            r.metrics[metric.name].known_error is None for r in (self.record, vanilla)
-        ):
+        if vanilla is None:
+            return None
+        records = (self.record, vanilla)
+        if any(record.metrics[metric.name].known_error is None for record in records):
             return None
         own, base = limit_samples(self.record, vanilla, [metric])
-        ahead = own - base if metric.direction == "maximize" else base - own
-        return float((ahead > 0).mean())
+        is_better = own > base if metric.direction == "maximize" else own < base
+        return float(is_better.mean())
 
     @cached_property
     def changes(self) -> Mapping[str, tuple[float, float]]:
@@ -136,13 +131,14 @@ class Trial:
         vanilla that is far enough from 0.
         """
         found: dict[str, tuple[float, float]] = {}
-        for metric in self.metrics_asked:
+        for metric in self.front_metrics:
             vanilla = self._vanilla_with(metric)
             if vanilla is not None and (base := vanilla.metrics[metric.name].value):
                 joint = JointErrors.of([self.record, vanilla], [metric])
                 difference, error, _ = joint.difference(0, 1)
                 value, spread = (100 * float(part[0]) / abs(base) for part in (difference, error))
-                found |= {metric.name: (value, spread)} if math.isfinite(value) else {}
+                if math.isfinite(value):
+                    found[metric.name] = (value, spread)
         return found
 
     def _vanilla_with(self, metric: Metric) -> TrialRecord | None:
@@ -152,7 +148,9 @@ class Trial:
         vanilla = self.sweep.baseline
         if vanilla is None or self.is_vanilla or self.has_vanillas(metric):
             return None
-        return vanilla if metric.name in self.metrics and metric.name in vanilla.metrics else None
+        if metric.name not in self.metrics or metric.name not in vanilla.metrics:
+            return None
+        return vanilla
 
     def change(self, metric: str) -> str:
         """A metric against vanilla as text: `+2.3 ± 5.9 %`, or what a lossless setting has instead;
@@ -160,7 +158,7 @@ class Trial:
         """
         if metric in self.changes:
             return signed_percent(*self.changes[metric])
-        found = [asked for asked in self.metrics_asked if asked.name == metric]
+        found = [asked for asked in self.front_metrics if asked.name == metric]
         if not found or not self.is_lossless or self.is_vanilla:
             return ""
         if found[0].is_of_distribution:
@@ -181,7 +179,7 @@ class Trial:
     @property
     def header(self) -> str:
         """The comments at the head of the file that `save` writes (see `config_header`)."""
-        remarks = {metric.name: self.against_vanilla(metric.name) for metric in self.metrics_asked}
+        remarks = {metric.name: self.against_vanilla(metric.name) for metric in self.front_metrics}
         return config_file.config_header(self.sweep.identity, self.record, self._purpose, remarks)
 
     @property
@@ -238,7 +236,8 @@ class Trial:
                 value += f", {self.against_vanilla(name)}"
             values.append(value)
         text = f"Trial {self.number}, {self.title}"
-        text += f" ({'; '.join(values)})" if values else ""
+        if values:
+            text += f" ({'; '.join(values)})"
         for kind, remark in self._remarks():
             text += f"; note: {remark}" if kind == "note" else f"; {remark}"
         return clean(text)
@@ -259,7 +258,7 @@ class Trial:
         return [("better than vanilla", f"in {percent(self.gain_probability)} of draws")]
 
     def _remarks(self) -> list[tuple[str, str]]:
-        """Rows below these: by kind, a sentence each."""
+        """Further rows of the table: by kind, a sentence each."""
         return []
 
 
@@ -268,14 +267,14 @@ class Candidate(Trial):
     """A trial that may be on a front, with the front's marks."""
 
     on_front: bool = False
+    # the share of draws from the errors of all trials together in which it is on the front
     confidence: float = 0.0
-    """The share of draws from the errors of all trials together in which it is on the front."""
+    # the metrics in which it differs beyond error from the next trial on the front; None for the
+    # last one, and for one that is not on the front
     distinct_from_next: list[str] | None = None
-    """The metrics in which it differs beyond error from the next trial on the front; None for the
-    last one, and off the front."""
+    # names of the other trials on the front that are within error of it in every metric; None if it
+    # is not on the front
     within_error_of: list[str] | None = None
-    """Names of the other trials on the front that are within error of it in every metric; None off
-    the front."""
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -290,7 +289,8 @@ class Candidate(Trial):
             "lossless": self.is_lossless,
             "config": self.config.to_mapping(),
             "metrics": {
-                name: {"value": e.value, "error": e.known_error} for name, e in self.metrics.items()
+                name: {"value": entry.value, "error": entry.known_error}
+                for name, entry in self.metrics.items()
             },
             "confidence": self.confidence,
             "distinct_from_next": self.distinct_from_next,

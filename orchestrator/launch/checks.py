@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from orchestrator.launch import surroundings
+from orchestrator.launch.earlier_source import Source
 from orchestrator.launch.inspection import Inspection, in_section
 from orchestrator.replay.predict import check_pool
 from orchestrator.run.search import Search
@@ -48,7 +49,7 @@ Check = Callable[[Inspection], object]
 _DEBIASED = "fid_debiased"
 
 
-def check(found: Inspection) -> None:
+def check(inspection: Inspection) -> None:
     """Raise an error for anything that would fail later. Starts and writes nothing, but for the
     files that --pull fetches. Takes a few seconds, and the time to read the reference images, or a
     resumed sweep's weights.
@@ -57,19 +58,21 @@ def check(found: Inspection) -> None:
         ValueError, OSError: one line with the key or option, the file, the problem and the fix.
         PoolError: the Ray cluster does not respond.
     """
-    with _located(found.request.sweep), collect_notes() as notes:
+    with _located(inspection.request.sweep), collect_notes() as notes:
         for _, check_stage in CHECKS:
-            check_stage(found)
-        if found.has_files:  # else the cluster's machines have them, and its workers check them
+            check_stage(inspection)
+        if (
+            inspection.has_files
+        ):  # else the cluster's machines have them, and its workers check them
             for _, check_stage in FILE_CHECKS:
-                check_stage(found)
-    found.notes.extend(notes)
+                check_stage(inspection)
+    inspection.notes.extend(notes)
 
 
 @contextmanager
 def _located(sweep: SweepConfig) -> Iterator[None]:
-    """As `SweepConfig.locate_errors`; but an error about a section of the file that names a value
-    which --set gave is located there.
+    """As `SweepConfig.locate_errors`, but an error about a section of the file that names a value
+    of --set is located at that option.
     """
     with sweep.locate_errors():
         try:
@@ -102,12 +105,12 @@ def _names_override(sweep: SweepConfig, error: ConfigError) -> bool:
     return False
 
 
-def _check_metric_names(found: Inspection) -> None:
+def _check_metric_names(inspection: Inspection) -> None:
     """Metrics that do not exist, or need another batch size of timing."""
-    sweep = found.request.sweep
+    sweep = inspection.request.sweep
     for path, name in sweep.named_metrics:
-        if name not in found.metrics:
-            raise ConfigError(path, unknown_choice(name, found.metrics))
+        if name not in inspection.metrics:
+            raise ConfigError(path, unknown_choice(name, inspection.metrics))
         size = split_batch(name)[1]
         if size is not None and size not in sweep.timing.batches[1:]:
             sizes = ", ".join(map(str, sweep.timing.batches))
@@ -117,28 +120,28 @@ def _check_metric_names(found: Inspection) -> None:
             )
 
 
-def _check_reference(found: Inspection) -> None:
+def _check_reference(inspection: Inspection) -> None:
     """A reference that does not suit the extractor, if that takes the images at their size."""
-    sweep = found.request.sweep
-    side = found.capabilities.image_size
-    takes_images = found.extractors["features"].image_size in (None, side)
+    sweep = inspection.request.sweep
+    side = inspection.capabilities.image_size
+    takes_images = inspection.extractors["features"].image_size in (None, side)
     if takes_images and sweep.reference.source != NO_REFERENCE:
         with in_section("reference"):
             check_reference(
                 **sweep.reference.to_mapping(),
-                extractors=tuple(found.extractors.values()),
+                extractors=tuple(inspection.extractors.values()),
                 size=side,
-                has_features=found.request.storage.exists(FILE),
+                has_features=inspection.request.storage.exists(FILE),
             )
 
 
-def _check_stored_captions(found: Inspection) -> None:
+def _check_stored_captions(inspection: Inspection) -> None:
     """Captions that have changed since the sweep started."""
-    identity = found.identity
-    if identity is None or identity.captions.get("hash") == captions_hash(found.captions):
+    identity = inspection.identity
+    if identity is None or identity.captions.get("hash") == captions_hash(inspection.captions):
         return
-    source = found.sweep.captions.source
-    storage = found.request.storage
+    source = inspection.sweep.captions.source
+    storage = inspection.request.storage
     raise ConfigError(
         ("captions",),
         f"{source} has changed since the sweep in {storage.display_name} started; restore the "
@@ -146,17 +149,17 @@ def _check_stored_captions(found: Inspection) -> None:
     )
 
 
-def _check_metrics(found: Inspection) -> None:
+def _check_metrics(inspection: Inspection) -> None:
     """Metrics that cannot be computed with the sweep's models and captions."""
-    sweep = found.sweep
+    sweep = inspection.sweep
     reasons = unavailable_metrics(
         [name for _, name in sweep.named_metrics],
-        found.entry.folder,
-        image_size=found.capabilities.image_size,
-        captions=[caption.text for caption in found.captions],
-        weights=found.entry.metrics,
+        inspection.entry.folder,
+        image_size=inspection.capabilities.image_size,
+        captions=[caption.text for caption in inspection.captions],
+        weights=inspection.entry.metrics,
         reference=sweep.reference.source != NO_REFERENCE,
-        registered=found.metrics,
+        registered=inspection.metrics,
     )
     for path, name in sweep.named_metrics:
         if name in reasons:
@@ -167,21 +170,21 @@ def _check_metrics(found: Inspection) -> None:
             )
 
 
-def _check_torchmetrics(found: Inspection) -> None:
+def _check_torchmetrics(inspection: Inspection) -> None:
     """Classes of torchmetrics that give no number on noise of the images' size; their networks are
     loaded here.
     """
-    sweep = found.sweep
-    decisive = {metric.name for _, metric in found.decisive}
+    sweep = inspection.sweep
+    decisive = {metric.name for _, metric in inspection.decisive}
     for path, name in sweep.named_metrics:
-        metric = found.metrics[name]
+        metric = inspection.metrics[name]
         if path[0] != "metrics" or not isinstance(metric, LibraryMetric):
             continue
         problem = try_metric(
             metric,
-            image_size=found.capabilities.image_size,
-            width=found.extractors[FEATURES].width,
-            images=_replicate(len(found.captions)) * sweep.quality.samples,
+            image_size=inspection.capabilities.image_size,
+            width=inspection.extractors[FEATURES].width,
+            images=_replicate(len(inspection.captions)) * sweep.quality.samples,
             own_vanilla=name in decisive,
         )
         if problem is not None:
@@ -197,11 +200,9 @@ class _ImageCounts:
     """
 
     metric: str
-    # Captions of the sweep, and images of each.
-    captions: int
-    samples: int
-    # Features of an image.
-    width: int
+    captions: int  # of the sweep
+    samples: int  # images of a caption
+    width: int  # features of an image
 
     def are_enough(self, captions: int) -> bool:
         """Whether so many captions are."""
@@ -239,20 +240,20 @@ class _ImageCounts:
         raise ConfigError((), f"{self.metric} cannot be measured: {self.describe(captions)}; {fix}")
 
 
-def _check_image_counts(found: Inspection) -> None:
+def _check_image_counts(inspection: Inspection) -> None:
     """Fréchet distances with too few images, on all captions or at a rung (see `_ImageCounts`)."""
-    for path, metric in found.decisive:
+    for path, metric in inspection.decisive:
         if metric.name not in fid.FRECHET_METRICS:
             continue
         counts = _ImageCounts(
             metric.name,
-            len(found.captions),
-            found.sweep.quality.samples,
-            found.extractors[DINOV2 if DINOV2 in metric.needs else FEATURES].width,
+            len(inspection.captions),
+            inspection.sweep.quality.samples,
+            inspection.extractors[DINOV2 if DINOV2 in metric.needs else FEATURES].width,
         )
         with at(*path):
             counts.check_captions()
-        for index, rung in enumerate(_tested_rungs(found.sweep, metric)):
+        for index, rung in enumerate(_tested_rungs(inspection.sweep, metric)):
             with at("racing", "rungs", f"[{index}]"):
                 counts.check_rung(rung)
 
@@ -270,18 +271,20 @@ def _replicate(captions: int) -> int:
     return captions - -(-captions // min(BLOCKS, captions))
 
 
-def _check_timing(found: Inspection) -> None:
+def _check_timing(inspection: Inspection) -> None:
     """Too few captions for timing."""
-    sweep = found.sweep
+    sweep = inspection.sweep
     if uses_timings(sweep.requested_metrics):
         with in_section("timing"):
-            session_of(sweep, [DecodingConfig(sampling=sweep.sampling)], len(found.captions))
+            session_of(sweep, [DecodingConfig(sampling=sweep.sampling)], len(inspection.captions))
 
 
-def _check_racing(found: Inspection) -> None:
+def _check_racing(inspection: Inspection) -> None:
     """Rungs that do not divide into equal blocks."""
-    sweep = found.sweep
-    for index, rung in enumerate(sweep.racing.rungs if sweep.racing else ()):
+    sweep = inspection.sweep
+    if sweep.racing is None:
+        return
+    for index, rung in enumerate(sweep.racing.rungs):
         if rung % min(BLOCKS, sweep.captions.count):
             raise ConfigError(
                 ("racing", "rungs", f"[{index}]"),
@@ -290,21 +293,21 @@ def _check_racing(found: Inspection) -> None:
             )
 
 
-def _check_constraints(found: Inspection) -> None:
+def _check_constraints(inspection: Inspection) -> None:
     """Constraints that multiply a value of vanilla that is 0 by definition."""
-    for index, constraint in enumerate(found.sweep.constraints):
-        vanilla = found.metrics[constraint.metric].vanilla
+    for index, constraint in enumerate(inspection.sweep.constraints):
+        vanilla = inspection.metrics[constraint.metric].vanilla
         if vanilla is not None:
             with at("constraints", f"[{index}]"):
                 constraint.check_vanilla(vanilla)
 
 
-def _check_objectives(found: Inspection) -> None:
+def _check_objectives(inspection: Inspection) -> None:
     """Objectives that compare a trial's images with vanilla's: lossless settings differ there by
     the images that they happen to draw, so a search for the best would chase luck.
     """
-    for index, objective in enumerate(found.sweep.objectives):
-        metric = found.metrics[objective.metric]
+    for index, objective in enumerate(inspection.sweep.objectives):
+        metric = inspection.metrics[objective.metric]
         compares = not (metric.is_of_counts or metric.is_of_distribution)
         if compares and objective.against is None:
             raise ConfigError(
@@ -320,24 +323,26 @@ def _check_objectives(found: Inspection) -> None:
             )
 
 
-def _check_files(found: Inspection) -> None:
-    """Check that the images of a resumed sweep, or of earlier ones, depend on the same files: all
-    of them are read.
+def _check_files(inspection: Inspection) -> None:
+    """Check that the images of a resumed sweep, or of earlier ones, depend on the same files. Reads
+    all of these files.
 
     Raises:
         IdentityError, EarlierSweepError: names the files' keys, with both hashes.
     """
-    identity = found.identity
-    earlier = found.request.earlier
-    sources = earlier.sources if earlier and identity is None else ()
+    identity = inspection.identity
+    earlier = inspection.request.earlier
+    sources: Sequence[Source] = ()
+    if earlier is not None and identity is None:
+        sources = earlier.sources
     if identity is None and not sources:
         return
-    sweep = found.sweep
-    entry = found.entry
+    sweep = inspection.sweep
+    entry = inspection.entry
     extractors = Extractors.load(
         entry.folder,
-        image_size=found.capabilities.image_size,
-        captions=[caption.text for caption in found.captions],
+        image_size=inspection.capabilities.image_size,
+        captions=[caption.text for caption in inspection.captions],
         device=torch.device("meta"),
         weights=entry.metrics,
         metrics=sorted(sweep.requested_metrics) or None,
@@ -349,7 +354,7 @@ def _check_files(found: Inspection) -> None:
         "extractors": extractors.identities,
     }
     if identity is not None:
-        check_unchanged(found.request.storage, identity, facts, ("models", "extractors"))
+        check_unchanged(inspection.request.storage, identity, facts, ("models", "extractors"))
     for source in sources:
         source.check(facts)
 
@@ -396,9 +401,9 @@ def check_enqueued(sweep: SweepConfig, capabilities: Capabilities) -> None:
 CHECKS: tuple[tuple[str, Check], ...] = (
     ("address of notices", surroundings.check_webhook),
     ("resources of the workers", surroundings.check_resources),
-    ("trials to revive", lambda found: found.request.revived),
-    ("files to fetch", lambda found: found.missing_files),
-    ("place of MLflow's runs", lambda found: found.tracking_uri),
+    ("trials to revive", lambda inspection: inspection.request.revived),
+    ("files to fetch", lambda inspection: inspection.fetch_files()),
+    ("place of MLflow's runs", lambda inspection: inspection.tracking_uri),
     ("names of metrics", _check_metric_names),
     ("cluster", surroundings.check_cluster),
     ("folders", surroundings.check_folders),
@@ -408,11 +413,11 @@ CHECKS: tuple[tuple[str, Check], ...] = (
 )
 #: The checks that read the files of models, captions and reference, in the order of the refusals.
 FILE_CHECKS: tuple[tuple[str, Check], ...] = (
-    ("models", lambda found: found.models),
-    ("feature extractors", lambda found: found.extractors),
-    ("captions", lambda found: found.captions),
+    ("models", lambda inspection: inspection.models),
+    ("feature extractors", lambda inspection: inspection.extractors),
+    ("captions", lambda inspection: inspection.captions),
     ("reference", _check_reference),
-    ("sampling", lambda found: found.sweep),
+    ("sampling", lambda inspection: inspection.sweep),
     ("captions of the stored sweep", _check_stored_captions),
     ("metrics", _check_metrics),
     ("metrics of torchmetrics", _check_torchmetrics),
@@ -422,7 +427,13 @@ FILE_CHECKS: tuple[tuple[str, Check], ...] = (
     ("constraints", _check_constraints),
     ("objectives", _check_objectives),
     ("files of the stored sweep and of earlier ones", _check_files),
-    ("enqueued settings and space", lambda found: check_configs(found.sweep, found.capabilities)),
-    ("settings to predict", lambda found: check_pool(found.sweep, found.capabilities)),
-    ("search", lambda found: Search(found.sweep, found.directions)),
+    (
+        "enqueued settings and space",
+        lambda inspection: check_configs(inspection.sweep, inspection.capabilities),
+    ),
+    (
+        "settings to predict",
+        lambda inspection: check_pool(inspection.sweep, inspection.capabilities),
+    ),
+    ("search", lambda inspection: Search(inspection.sweep, inspection.directions)),
 )

@@ -13,8 +13,8 @@ before its first proposal, if they have all metrics of the objectives and constr
 same captions, reference, samples and baseline for that, and the same device if it searches for
 speed.
 
-The store's file `earlier.json` has all of it, the trials that are told included, written when the
-sweep starts: a resumed sweep is the same one, whatever the earlier ones do meanwhile, and whatever
+The store's file `earlier.json` has all of it, the reported trials included, written when the sweep
+starts: a resumed sweep is the same one, whatever the earlier ones do meanwhile, and whatever
 device it has then.
 """
 
@@ -50,8 +50,7 @@ class Earlier:
     """What a sweep takes over."""
 
     sources: tuple[Source, ...] = ()
-    # The configs that run after those of `enqueue`.
-    front: tuple[Enqueued, ...] = ()
+    front: tuple[Enqueued, ...] = ()  # the configs that run after those of `enqueue`
 
     @classmethod
     def read(cls, locations: Sequence[str], sweep: SweepConfig) -> Self:
@@ -98,7 +97,7 @@ class Earlier:
 
     def extend(self, sweep: SweepConfig) -> SweepConfig:
         """The sweep with the earlier fronts' configs after its own, and budgets that are larger by
-        them and their images. The file that a sweep has stored has them already.
+        them and their images. The stored file of a resumed sweep has them already.
         """
         own = {entry.config for entry in sweep.enqueue}
         front = [entry for entry in self.front if entry.config not in own]
@@ -110,20 +109,21 @@ class Earlier:
         return replace(sweep, enqueue=(*sweep.enqueue, *front), budget=budget)
 
     def decide(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> Self:
-        """The same with the trials alone that the search of a new sweep is told, each once. facts:
+        """The same with only those trials that the search of a new sweep is told, each once. facts:
         of a worker.
         """
-        told: dict[DecodingConfig | None, TrialRecord] = {}
+        reported: set[DecodingConfig | None] = set()
         sources = []
         for source in self.sources:
-            new = [record for record in source.results(sweep, facts) if record.config not in told]
-            told |= {record.config: record for record in new}
+            results = source.results(sweep, facts)
+            new = [record for record in results if record.config not in reported]
+            reported |= {record.config for record in new}
             sources.append(replace(source, records=tuple(new)))
         return replace(self, sources=tuple(sources))
 
     @property
-    def told(self) -> list[TrialRecord]:
-        """The trials to tell the search, once it is decided which (see `decide`)."""
+    def reported_trials(self) -> list[TrialRecord]:
+        """The trials that the search is told, once it is decided which (see `decide`)."""
         return [record for source in self.sources for record in source.records]
 
     @property
@@ -137,9 +137,10 @@ class Earlier:
         """The shards of the first trials, those of `enqueue`, that can be copied: number of the
         trial, index of the source, number of images. captions: see `Source.places`.
         """
-        if sweep.sampling is not None:  # else it is the target's, which is not known yet
+        if sweep.sampling is not None:  # if not, it is the target's, which is not known yet
             sweep = sweep.resolve(sweep.sampling)
         quality = sweep.quality
+        ends = sweep.racing.rungs if sweep.racing else ()
         all_places = [source.places(sweep, captions) for source in self.sources]
         found: list[tuple[int, int, int]] = []
         for number, entry in enumerate(sweep.enqueue):
@@ -149,12 +150,7 @@ class Earlier:
             # how many of its captions each source has images of
             counts = [source.captions_of(digest, quality.samples) for source in self.sources]
             shards = plan_quality(
-                entry.config,
-                captions["count"],
-                quality.shard,
-                quality.samples,
-                quality.batch,
-                sweep.racing.rungs if sweep.racing else (),
+                entry.config, captions["count"], quality.shard, quality.samples, quality.batch, ends
             )
             for shard in shards:
                 for index, (places, own) in enumerate(zip(all_places, counts, strict=True)):
@@ -170,26 +166,31 @@ class Earlier:
         captions: Mapping[str, Any],
         facts: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """A sentence on what is taken over from each sweep. captions: see `Source.places`. facts:
-        see `Source.incomparable`; None: it is decided.
+        """A sentence on what is taken over from each sweep.
+
+        captions: see `Source.places`. facts: see `Source.incomparable`; None: the trials that the
+        search is told are decided already.
         """
         lines: list[str] = []
         copies = self.copies(sweep, captions)
         for index, source in enumerate(self.sources):
-            records = source.records if facts is None else source.results(sweep, facts)
-            changes = {} if facts is None else source.incomparable(sweep, facts)
+            records: Sequence[TrialRecord] = source.records
+            changes: Mapping[str, Any] = {}
+            if facts is not None:
+                records = source.results(sweep, facts)
+                changes = source.incomparable(sweep, facts)
             if changes:
-                told = f"no trial, because {describe_differences(changes)}"
+                reported = f"no trial, because {describe_differences(changes)}"
             elif records:
-                told = counted(len(records), "trial")
+                reported = counted(len(records), "trial")
             else:
-                told = "no trial besides those that run again"
+                reported = "no trial besides those that run again"
             own = [(number, images) for number, place, images in copies if place == index]
             images = counted(sum(images for _, images in own), "image")
             settings = counted(len({number for number, _ in own}), "setting")
             lines.append(
                 f"{source.name}: {images} of {settings} among the first trials; the search is told "
-                f"{told}"
+                f"{reported}"
             )
         return lines
 
@@ -273,8 +274,8 @@ def _as_new(earlier: Sweep, sweep: SweepConfig) -> Sweep:
 
 
 def _expected(sweep: Sweep, running: Collection[DecodingConfig]) -> list[TrialRecord]:
-    """The records to tell, without what the search does not need. running: configs that the new
-    sweep runs itself.
+    """The records that the search may be told, without what it does not need. running: configs that
+    the new sweep runs itself.
     """
     vanilla = sweep.baseline
     found: list[TrialRecord] = []

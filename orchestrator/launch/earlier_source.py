@@ -17,7 +17,7 @@ from orchestrator.cluster.placement import diff_images
 from orchestrator.store import files
 from orchestrator.store.identity import Identity
 from orchestrator.store.prices import is_priced
-from orchestrator.store.records import FAILED, TrialRecord, may_compare_speeds
+from orchestrator.store.records import TrialRecord, may_compare_speeds
 from orchestrator.store.sweep import Sweep
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError, at, expect_mapping
@@ -46,7 +46,7 @@ _FACTS = (
     "numerics",
     "metrics",
 )
-# of the experiment, besides captions and precision
+# of the experiment, without captions and precision
 _PARTS = ("format", "seed", "models", "extractors")
 
 
@@ -60,13 +60,10 @@ class EarlierSweepError(ValueError):
 class Source:
     """One earlier sweep, as it was when the new one started."""
 
-    # Its folder or URI.
-    store: str
+    store: str  # its folder or URI
     name: str
-    # What its identity says of its images and values (`_FACTS`).
-    facts: Mapping[str, Any]
-    # The device of its speeds; "" if it has none.
-    hardware: str
+    facts: Mapping[str, Any]  # what its identity says of its images and values (`_FACTS`)
+    hardware: str  # the device of its speeds; "" if it has none
     # The number of its trials and of those of the sweeps that it took over itself, because its
     # front was chosen from all of them.
     trials: int
@@ -74,13 +71,13 @@ class Source:
     shards: Mapping[str, tuple[str, ...]]
     images: Mapping[str, int]
     # Its trials that the new sweep does not run, with the metrics that are expected on all images,
-    # and the new sweep's constraints; once the new sweep has started, those that its search was
+    # and the new sweep's constraints. Once the new sweep has started: those that its search was
     # told (see `Earlier.decide`).
     records: tuple[TrialRecord, ...]
 
     @classmethod
     def read(cls, sweep: Sweep, records: Sequence[TrialRecord]) -> Self:
-        """The sweep as it is now. records: those to tell (see `Source`)."""
+        """The sweep as it is now. records: see `Source`."""
         plain = json.loads(json.dumps(sweep.identity.to_mapping(), default=str))
         shards: dict[str, dict[str, None]] = {}
         images: dict[str, int] = {}
@@ -164,21 +161,21 @@ class Source:
                 if timing.get(key):
                     own[key] = self.facts["timing"].get(key)
             new |= timing
-            # those that time may not have the device of the first worker if nodes are named
+            # with named nodes, those that time may not have the device of the first worker
             if not timing.get("nodes") and not may_compare_speeds(self.hardware, device):
                 own["timing_device"] = self.hardware
         return differences(own, {key: new[key] for key in own})
 
     def results(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> list[TrialRecord]:
-        """The trials to tell to the search of a new sweep; none if their values cannot be compared
-        with its own.
+        """The trials that the search of a new sweep is told; none if their values cannot be
+        compared with its own.
         """
         if self.incomparable(sweep, facts):
             return []
         return [
             record
             for record in self.records
-            if record.state == FAILED or record.metrics.keys() >= _goals(sweep)
+            if record.has_failed or record.metrics.keys() >= _goals(sweep)
         ]
 
     def places(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[int]:
@@ -201,8 +198,10 @@ class Source:
 
     def captions_of(self, digest: str, samples: int) -> int:
         """How many of its captions have `samples` images of a config, by its digest."""
-        own = self.facts["samples"]
-        return self.images.get(digest, 0) // own if samples <= own else 0
+        own = int(self.facts["samples"])
+        if samples > own:
+            return 0
+        return self.images.get(digest, 0) // own
 
     def worker_arguments(self) -> dict[str, Any]:
         """For `EarlierImages.open`."""

@@ -46,19 +46,23 @@ class Inspection:
     """
 
     request: LaunchRequest
-    # Fetches what the models take from the Hub (see `orchestrator.cli.models.pull_models`).
+    # fetches what the models take from the Hub (see `orchestrator.cli.models.pull_models`)
     fetch: Callable[..., Sequence[str]] = lambda *_, **__: ()
-    # On the models' files; complete after the checks.
+    # on the models' files; complete after the checks
     notes: list[str] = field(default_factory=list)
 
+    def fetch_files(self) -> Sequence[str]:
+        """Fetch the models' files that are missing, once, if --pull is given; with --check fetches
+        nothing, and returns the files that a launch would fetch.
+        """
+        return self._unfetched_files
+
     @cached_property
-    def missing_files(self) -> Sequence[str]:
-        """The files that --pull with --check would fetch; --pull alone fetches them here."""
-        request = self.request
+    def _unfetched_files(self) -> Sequence[str]:
         options = self.request.options
         if not options.pull:
             return ()
-        return self.fetch(request.sweep, options.address, dry_run=options.check)
+        return self.fetch(self.request.sweep, options.address, dry_run=options.check)
 
     @cached_property
     def tracking_uri(self) -> str:
@@ -115,7 +119,7 @@ class Inspection:
         fetched, and not if a Ray client launches on a cluster.
         """
         is_client = self.cluster is not None and self.cluster.is_client
-        return not self.missing_files and not is_client
+        return not self.fetch_files() and not is_client
 
     @cached_property
     def entry(self) -> Entry:
@@ -173,8 +177,9 @@ class Inspection:
         has the default, a sweep that gives no sampling stays as it is.
         """
         sweep = self.request.sweep
-        sampling = self.capabilities.sampling if self.has_files else sweep.sampling
-        return sweep if sampling is None else sweep.resolve(sampling)
+        if self.has_files:
+            return sweep.resolve(self.capabilities.sampling)
+        return sweep if sweep.sampling is None else sweep.resolve(sweep.sampling)
 
     @contextmanager
     def _in_models(self) -> Iterator[None]:
@@ -182,7 +187,8 @@ class Inspection:
         folder.
         """
         entry = self.entry
-        with in_section("models", where=f"{entry.where}: {entry.name}: " if entry.where else ""):
+        where = f"{entry.where}: {entry.name}: " if entry.where else ""
+        with in_section("models", where=where):
             yield
 
 

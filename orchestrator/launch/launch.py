@@ -123,7 +123,7 @@ def _run_trials(
     reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
     build.want(SWEEP, reference)
     predictions = prediction_task(
-        sweep, storage, started.capabilities, partial(_emit_note, emit), started.told_configs
+        sweep, storage, started.capabilities, partial(_emit_note, emit), started.reported_configs
     )
     if predictions is not None:
         about = f"predicting {len(predictions.configs)} settings from a recording"
@@ -131,7 +131,7 @@ def _run_trials(
 
     def predicted_pool() -> SettingsPool:
         build.wait(PREDICTIONS)
-        return read_pool(sweep, storage, identity.experiment, started.told_configs)
+        return read_pool(sweep, storage, identity.experiment, started.reported_configs)
 
     plan = Plan(
         sweep,
@@ -144,7 +144,7 @@ def _run_trials(
     earlier_trials = request.earlier.trials if request.earlier is not None else 0
     trials = Trials(plan, build, identity.objectives, emit, earlier_trials)
     directions = [objective.direction for objective in identity.objectives]
-    search = Search(sweep, directions, predicted_pool, started.told)
+    search = Search(sweep, directions, predicted_pool, started.reported_trials)
     driver = Driver(storage, trials, search, check=started.capabilities.check, update=views.update)
     outcome = driver.run(records, request.revived)
     finished = Sweep.of(storage, identity, outcome.records)

@@ -32,10 +32,10 @@ class LaunchRequest:
     """A launch, as its options and files say it."""
 
     options: LaunchOptions
-    # With the values that options set, and the settings that it takes over from earlier fronts.
+    # with the values that options set, and the settings that it takes over from earlier fronts
     sweep: SweepConfig
     storage: Storage
-    # What the sweep takes over from earlier ones, or took over when it started.
+    # what the sweep takes over from earlier ones, or took over when it started
     earlier: Earlier | None = None
 
     @property
@@ -82,8 +82,10 @@ def read_request(space: str, options: LaunchOptions) -> LaunchRequest:
 
 def _find_storage(out: str, name: str) -> Storage:
     """The storage of a sweep below a folder or URI, which may have a query."""
-    root, sign, query = out.partition("?") if is_remote(out) else (out, "", "")
-    return Storage(f"{root.rstrip('/')}/{name}{sign}{query}")
+    if not is_remote(out):
+        return Storage(f"{out.rstrip('/')}/{name}")
+    root, question_mark, query = out.partition("?")
+    return Storage(f"{root.rstrip('/')}/{name}{question_mark}{query}")
 
 
 def _read_earlier(sweep: SweepConfig, storage: Storage, locations: Sequence[str]) -> Earlier | None:
@@ -101,17 +103,15 @@ def _read_earlier(sweep: SweepConfig, storage: Storage, locations: Sequence[str]
 
     try:
         if not has_started:
-            found = Earlier.read(locations, sweep)
-            return found.at(
-                {place.display_name: place.uri for place in map(files.find_sweep, locations)}
-            )
-        return _check_taken(Earlier.stored(storage), sweep, storage, locations)
+            places = {place.display_name: place.uri for place in map(files.find_sweep, locations)}
+            return Earlier.read(locations, sweep).at(places)
+        return _check_sources(Earlier.stored(storage), sweep, storage, locations)
     except files.NoSweepError as error:
         raise files.NoSweepError(f"--from {error}") from error
 
 
-def _check_taken(
-    taken: Earlier | None, sweep: SweepConfig, storage: Storage, locations: Sequence[str]
+def _check_sources(
+    earlier: Earlier | None, sweep: SweepConfig, storage: Storage, locations: Sequence[str]
 ) -> Earlier:
     """What a sweep took over when it started, if --from names no other sweeps.
 
@@ -120,29 +120,33 @@ def _check_taken(
         ValueError: --from names another sweep.
     """
     places = {place.display_name: place for place in map(files.find_sweep, locations)}
-    known = {source.store for source in taken.sources} if taken else set()
+    known: set[str] = set()
+    if earlier is not None:
+        known = {source.store for source in earlier.sources}
     for name, place in places.items():
         if name not in known:
             launches.load_identity(place)  # a typing error is reported as such
-    if taken is None:
+    if earlier is None:
         raise ValueError(
             f"--from: {sweep.name} exists in {storage.display_name}, and took over nothing; start "
             "another with --name NAME, or another `name` in its file"
         )
     if places.keys() - known:
-        started = ", ".join(source.store for source in taken.sources)
+        started = ", ".join(source.store for source in earlier.sources)
         raise ValueError(
             f"--from: this sweep took over {started} when it started; leave the option out"
         )
-    return taken.at({name: place.uri for name, place in places.items()})
+    return earlier.at({name: place.uri for name, place in places.items()})
 
 
 def resume(request: LaunchRequest) -> tuple[LaunchRequest, str]:
-    """The launch, which resumes the sweep that is stored where its own would be, if there is one.
+    """Let a launch resume the sweep that is stored where its own would be, if there is one.
 
     Limits of the stored budget stay where they are larger than the file's and this command gives no
-    others: an earlier command may have given them. Returns also a sentence on them; "" if there are
-    none.
+    others: an earlier command may have given them.
+
+    Returns:
+        The launch, and a sentence on the limits that stay; "" if none does.
 
     Raises:
         ValueError: a sweep is stored there, and it is not to be resumed, or differs from this one.
@@ -166,7 +170,7 @@ def _read_stored(request: LaunchRequest) -> SweepConfig | None:
     """The stored sweep, None if there is none. Raises ValueError as `resume`."""
     storage = request.storage
     options = request.options
-    is_described = storage.exists(files.SWEEP)  # else a resumed launch writes it again
+    is_described = storage.exists(files.SWEEP)  # if not, a resumed launch writes it again
     is_resumed = options.resume or options.check
     if not is_described and (is_resumed or not storage.exists(files.IDENTITY)):
         return None
@@ -194,7 +198,8 @@ def _larger_limits(request: LaunchRequest, stored: SweepConfig) -> dict[str, Any
     if "budget" in given:
         return larger
     for unit in _LIMITS:
-        own, before = getattr(request.sweep.budget, unit), getattr(stored.budget, unit)
+        own = getattr(request.sweep.budget, unit)
+        before = getattr(stored.budget, unit)
         if f"budget.{unit}" in given or own is None or before is None:
             continue
         if before > own:

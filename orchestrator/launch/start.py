@@ -59,20 +59,16 @@ _FIXED = (
 class StartedSweep:
     """A sweep of which a worker has loaded the models."""
 
-    # With sampling settings for all configs.
-    sweep: SweepConfig
+    sweep: SweepConfig  # with sampling settings for all configs
     identity: Identity
     capabilities: Capabilities
-    # Everything that the sweep's shards depend on besides their configs.
-    experiment: Experiment
-    # The number of captions.
-    captions: int
-    # The trials of earlier sweeps that the search is told.
-    told: Sequence[TrialRecord]
+    experiment: Experiment  # what the sweep's shards depend on, except for their configs
+    captions: int  # the number of captions
+    reported_trials: Sequence[TrialRecord]  # of earlier sweeps, which the search is told
 
     @property
-    def told_configs(self) -> list[DecodingConfig]:
-        return [record.config for record in self.told if record.config is not None]
+    def reported_configs(self) -> list[DecodingConfig]:
+        return [record.config for record in self.reported_trials if record.config is not None]
 
 
 def worker_spec(sweep: SweepConfig, storage: Storage) -> dict[str, Any]:
@@ -150,10 +146,10 @@ def start(request: LaunchRequest, facts: Mapping[str, Any], emit: events.EventSi
         emit(events.Note(note=text))
     sweep = request.sweep.resolve(capabilities.sampling)
     _check_facts(sweep, facts, capabilities)
-    told = _take_over(sweep, facts, request.earlier or Earlier(), request.storage, emit)
+    reported = _take_over(sweep, facts, request.earlier or Earlier(), request.storage, emit)
     identity = keep_identity(request.storage, sweep, _identify(sweep, facts, capabilities))
     count = facts["captions"]["count"]
-    return StartedSweep(sweep, identity, capabilities, _experiment(sweep, facts), count, told)
+    return StartedSweep(sweep, identity, capabilities, _experiment(sweep, facts), count, reported)
 
 
 def _check_facts(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabilities) -> None:
@@ -181,8 +177,8 @@ def _take_over(
     storage: Storage,
     emit: events.EventSink,
 ) -> list[TrialRecord]:
-    """Keep what a new sweep takes over from earlier ones in its store; returns the trials to tell
-    the search.
+    """Keep what a new sweep takes over from earlier ones in its store; returns the trials that the
+    search is told.
 
     Raises:
         EarlierSweepError: their images depend on something else.
@@ -191,7 +187,7 @@ def _take_over(
     for source in earlier.sources:
         source.check_loaded(experiment, facts)
     if storage.exists(files.IDENTITY):
-        return earlier.told
+        return earlier.reported_trials
     for text in earlier.describe(sweep, facts["captions"], facts):
         emit(events.Note(note=f"takes over from {text}"))
     earlier = earlier.decide(sweep, facts)
@@ -199,7 +195,7 @@ def _take_over(
         storage.write(files.EARLIER, earlier.to_json())
     else:  # a launch that was killed here may have left another file
         storage.remove(files.EARLIER)
-    return earlier.told
+    return earlier.reported_trials
 
 
 def _experiment(sweep: SweepConfig, facts: Mapping[str, Any]) -> Experiment:

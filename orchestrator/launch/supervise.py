@@ -42,12 +42,9 @@ class Ended:
     """A launch that ran to its end."""
 
     outcome: Outcome
-    # How close the front is to a plateau, in words; "" if it has none.
-    plateau: str
-    # None without MLflow.
-    mlflow: MlflowView | None
-    # Why it has failed nevertheless; None if it has not.
-    problem: str | None
+    plateau: str  # how close the front is to a plateau, in words; "" if it has none
+    mlflow: MlflowView | None  # None without MLflow
+    problem: str | None  # why it has failed nevertheless; None if it has not
 
 
 @contextmanager
@@ -154,7 +151,7 @@ def _failure(error: Exception, *, is_sweep: bool) -> CommandError:
 def _problem(outcome: Outcome) -> str | None:
     """Why a launch that ran to its end has failed nevertheless; None if it has not."""
     if _only_vanilla_ran(outcome.records):
-        cause = next(record.cause for record in outcome.records if record.state == "failed")
+        cause = next(record.cause for record in outcome.records if record.has_failed)
         return f"all trials except vanilla failed; the first cause: {cause}"
     if outcome.lost:
         lost = f"{counted(len(outcome.lost), 'trial')} lost because of a machine, network or file"
@@ -165,7 +162,7 @@ def _problem(outcome: Outcome) -> str | None:
 def _only_vanilla_ran(records: Sequence[TrialRecord]) -> bool:
     """Whether all trials except vanilla failed."""
     others = [record for record in records if record.number != 0]
-    return bool(others) and all(record.state == "failed" for record in others)
+    return bool(others) and all(record.has_failed for record in others)
 
 
 def _sweep_views(sweep: SweepConfig, storage: Storage, study: str | None) -> list[View[Sweep]]:

@@ -31,13 +31,14 @@ _TRACKING_SCHEMES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", 
 _MAX_WORKERS_PER_CORE = 16  # on this machine, where workers may share cores
 
 
-def check_webhook(found: Inspection) -> None:
-    """Raise ValueError if the address of --notify is none."""
-    if found.request.options.notify is not None:
-        notices.check_webhook(found.request.options.notify)
+def check_webhook(inspection: Inspection) -> None:
+    """Raise ValueError if --notify has no address of a webhook."""
+    url = inspection.request.options.notify
+    if url is not None:
+        notices.check_webhook(url)
 
 
-def check_resources(found: Inspection) -> None:
+def check_resources(inspection: Inspection) -> None:
     """Refuse resources that no machine has; without an address, those that this machine lacks.
 
     Workers that share a GPU would slow each other down in timing sessions.
@@ -45,7 +46,7 @@ def check_resources(found: Inspection) -> None:
     Raises:
         ValueError: names the option and what the machine has.
     """
-    slots = found.request.options.slots
+    slots = inspection.request.options.slots
     gpus = slots.gpus or 0.0
     for option, amount in (("--cpus-per-worker", slots.cpus), ("--gpus-per-worker", gpus)):
         if not math.isfinite(amount):
@@ -54,13 +55,13 @@ def check_resources(found: Inspection) -> None:
         raise ValueError(
             f"--gpus-per-worker {gpus:g}: Ray gives a fraction of one GPU, or whole GPUs"
         )
-    if 0 < gpus < 1 and uses_timings(found.request.sweep.requested_metrics):
+    if 0 < gpus < 1 and uses_timings(inspection.request.sweep.requested_metrics):
         raise ValueError(
             f"--gpus-per-worker {gpus:g}: workers that share a GPU disturb each other's timings; "
             "give whole GPUs, or leave speeds out of the sweep's metrics, objectives and "
             "constraints (docs/cluster.md)"
         )
-    if found.request.options.address is None:
+    if inspection.request.options.address is None:
         _check_this_machine(slots.count, slots.cpus, gpus)
 
 
@@ -82,50 +83,50 @@ def _check_this_machine(workers: int | None, cpus: float, gpus: float) -> None:
         )
 
 
-def check_cluster(found: Inspection) -> None:
+def check_cluster(inspection: Inspection) -> None:
     """Check that the cluster responds; without one, that Ray's files have a folder here.
 
     Raises:
         PoolError: the cluster does not respond.
         ValueError: the address is none, or there is no such folder.
     """
-    if found.cluster is None:
+    if inspection.cluster is None:
         parent_folder()
     else:
-        requires_token(found.cluster)
+        requires_token(inspection.cluster)
 
 
-def check_folders(found: Inspection) -> None:
+def check_folders(inspection: Inspection) -> None:
     """Raise ValueError or OSError if results cannot be written, or workers could not name this
     folder, of which they have absolute paths.
     """
-    storage = found.request.storage
+    storage = inspection.request.storage
     check_utf8(os.getcwd())
     if (file := storage.path(files.SWEEP)) is not None:
         check_writable(file.parent)
     storage.check_bucket()
 
 
-def check_stored_results(found: Inspection) -> None:
+def check_stored_results(inspection: Inspection) -> None:
     """Raise ValueError if a resumed sweep's own files are damaged, or of another format."""
-    storage = found.request.storage
+    storage = inspection.request.storage
+    identity = inspection.identity
     read_trials(storage)
-    if found.identity is not None and found.identity.format != FORMAT:
+    if identity is not None and identity.format != FORMAT:
         raise ValueError(
             f"{storage.display_name}: written by another version of specfrontier (its shards are "
-            f"of format {found.identity.format}, this version's of {FORMAT}); launch under another "
-            "--name"
+            f"of format {identity.format}, this version's of {FORMAT}); launch under another --name"
         )
 
 
-def check_tracking_uri(found: Inspection) -> None:
+def check_tracking_uri(inspection: Inspection) -> None:
     """Check the scheme of MLflow's URI. Whether the server responds does not matter yet.
 
     Raises:
         ValueError: unknown scheme, a character that must be quoted, or a file that a Ray job would
             lose.
     """
-    uri = found.tracking_uri
+    uri = inspection.tracking_uri
     scheme, colon, rest = uri.partition(":")
     has_address = not colon or rest.removeprefix("//") != ""
     if uri and not (scheme.partition("+")[0] in _TRACKING_SCHEMES and has_address):
@@ -136,20 +137,20 @@ def check_tracking_uri(found: Inspection) -> None:
     with _prefix_errors("--tracking-uri"):
         check_url(uri)
     # the default database can be rebuilt from the sweep
-    if uri and uri != default_uri(found.request.storage):
+    if uri and uri != default_uri(inspection.request.storage):
         check_lasting("--tracking-uri", uri)
 
 
-def check_owners(found: Inspection) -> None:
+def check_owners(inspection: Inspection) -> None:
     """Refuse anything that another sweep or program has. Writes nothing.
 
     Raises:
         ValueError, OSError: names what is there and the option that avoids it.
     """
-    storage = found.request.storage
-    study = found.request.options.study
-    identity = found.identity
-    tracking = found.tracking_uri
+    storage = inspection.request.storage
+    study = inspection.request.options.study
+    identity = inspection.identity
+    tracking = inspection.tracking_uri
     if identity is None:
         files.check_unused(storage)
     if study is not None and is_database(tracking) and databases.is_same_database(study, tracking):
@@ -157,17 +158,17 @@ def check_owners(found: Inspection) -> None:
             f"--study {without_credentials(study)} and --tracking-uri "
             f"{without_credentials(tracking)} are one database; Optuna and MLflow need one each"
         )
-    name = found.request.sweep.name
+    name = inspection.request.sweep.name
     sweep_id = identity.id if identity else None
     journal = default_journal(storage, name)
     if study is not None:
         with _prefix_errors("--study"):
-            check_study(study, name, found.directions, sweep_id)
+            check_study(study, name, inspection.directions, sweep_id)
     elif journal.exists() and not (
         identity is not None and journal.is_file() and damaged_line(journal)
     ):
         # a damaged one is rebuilt from the trials' records
-        check_study(str(journal), name, found.directions, sweep_id)
+        check_study(str(journal), name, inspection.directions, sweep_id)
     _check_tracking_database(tracking)
 
 

@@ -176,9 +176,9 @@ def prediction_task(
 def _task(sweep: SweepConfig, settings: Settings, captions: int) -> PredictTask:
     params = tuple(json.dumps(entry) for entry in settings.values())
     batch = sweep.quality.batch
-    return PredictTask(
-        tuple(settings), params, captions, batch if isinstance(batch, int) else _BATCH
-    )
+    if not isinstance(batch, int):
+        batch = _BATCH
+    return PredictTask(tuple(settings), params, captions, batch)
 
 
 def _without_own_recordings(settings: Settings) -> Settings:
@@ -222,7 +222,9 @@ def read_pool(
         features[inside],
         guesses[inside],
         outside={
-            s.config.digest(): features[row] for row, s in enumerate(settings) if s.params is None
+            setting.config.digest(): features[row]
+            for row, setting in enumerate(settings)
+            if setting.params is None
         },
         enqueued=sum(settings[row].config in enqueued for row in inside),
     )
@@ -244,20 +246,23 @@ def describe_settings(
     rank among the settings in what the relaxation costs.
     """
     passes = 1 / np.array(values[LENGTH], dtype=np.float64)
-    levels, nodes = (
-        np.array([getattr(c.policy.bounds, of) for c in configs]) for of in ("depth", "nodes")
-    )
+    bounds = [config.policy.bounds for config in configs]
+    levels = np.array([bound.depth for bound in bounds])
+    nodes = np.array([bound.nodes for bound in bounds])
     measures = [
         np.array(entries, dtype=np.float64) for name, entries in values.items() if name != LENGTH
     ]
     columns = [np.log(passes), np.log(passes * (1 + levels)), np.log(passes * (1 + nodes))]
     columns += [np.sign(measure) * np.sqrt(np.abs(measure)) for measure in measures]
-    kinds = [(c.drafter.kind, c.policy.kind, c.acceptance.neighbourhood.kind) for c in configs]
-    for labels in zip(*kinds, strict=True):
-        names = sorted(set(labels))
-        columns += [
-            np.array([float(label == name) for label in labels]) for name in names if len(names) > 1
-        ]
+    parts = [
+        [config.drafter.kind for config in configs],
+        [config.policy.kind for config in configs],
+        [config.acceptance.neighbourhood.kind for config in configs],
+    ]
+    for kinds in parts:
+        names = sorted(set(kinds))
+        if len(names) > 1:
+            columns += [np.array([float(kind == name) for kind in kinds]) for name in names]
     ranks = [np.searchsorted(np.sort(measure), measure) for measure in measures]
     guesses = np.stack([passes * (1 + _LEVEL_COST * levels), np.mean(ranks, axis=0)], axis=1)
     return np.stack(columns, axis=1), guesses
@@ -265,16 +270,12 @@ def describe_settings(
 
 @dataclass(frozen=True)
 class PredictedSpace:
-    """The settings of a space with their predictions, which include the speed-up.
-
-    left_out: number of settings that could not be predicted, by reason. corrected_by: trials that
-    the predictions were corrected by.
-    """
+    """The settings of a space with their predictions, which include the speed-up."""
 
     sweep: SweepConfig
     settings: Sequence[PredictedSetting]
-    left_out: Mapping[str, int]
-    corrected_by: int = 0
+    left_out: Mapping[str, int]  # number of settings that could not be predicted, by reason
+    corrected_by: int = 0  # number of trials that the predictions were corrected by
 
     @cached_property
     def front(self) -> list[PredictedSetting]:

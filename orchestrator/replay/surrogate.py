@@ -51,9 +51,8 @@ class Observations:
         if self.reference is not None:
             return self.reference
         feasible = (self.violations <= 0).all(axis=1)
-        return reference_point(
-            self.values[feasible if feasible.any() else slice(None)], self.directions
-        )
+        values = self.values[feasible] if feasible.any() else self.values
+        return reference_point(values, self.directions)
 
 
 def most_promising(
@@ -155,22 +154,20 @@ class Surrogate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Outcome:
-    """What a Gaussian process is fitted to: (value - shift) / scale, of the value's log if `log`.
+    """What a Gaussian process is fitted to: (value - shift) / scale."""
 
-    target, variance [n, 1]. variance None: the noise is not known.
-    """
-
-    target: Tensor
-    variance: Tensor | None
+    target: Tensor  # [n, 1]
+    variance: Tensor | None  # [n, 1]; None if the noise is not known
     shift: float
     scale: float
-    log: bool = False
+    log: bool = False  # whether the value's log takes the place of the value
 
     @classmethod
     def objective(cls, values: Floats, errors: Floats) -> _Outcome:
         log = bool((values > 0).all())
         if log:
-            values, errors = np.log(values), errors / values
+            errors = errors / values
+            values = np.log(values)
         shift = float(values.mean())
         scale = float(values.std()) or 1.0
         known = np.isfinite(errors)

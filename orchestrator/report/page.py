@@ -23,9 +23,10 @@ import numpy as np
 
 from orchestrator.errors import QueryError
 from orchestrator.front.compare import DEFAULT_OBJECTIVES, Comparison, obstacles
-from orchestrator.front.front import front_of
+from orchestrator.front.front import Front, front_of
 from orchestrator.front.joint import critical_t
 from orchestrator.front.questions import objectives_of
+from orchestrator.front.trial import Candidate
 from orchestrator.report.answer import answer
 from orchestrator.report.bundle import ASSETS, bundle
 from orchestrator.report.section import SECTIONS, Note, Section, Subject, ignore
@@ -40,7 +41,6 @@ from orchestrator.report.trials import (
 )
 from orchestrator.store import config_file, files
 from orchestrator.store.names import Form
-from orchestrator.store.records import COMPLETE, FAILED, STOPPED
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted, describe_duration, redact_values
 from orchestrator.views.follower import Ending, View
@@ -63,10 +63,15 @@ def write_report(
     device: str | None = None,
     batch: int | None = None,
 ) -> str:
-    """Write the report of the sweep in `storage` to report.html there; returns that name. note:
-    called with a sentence about each damaged file whose image or captions are missing. decode: make
-    images from tokens; without it, which needs no model, the page has the first images of each
-    trial only. device, batch: of the speeds, see `Sweep.open`.
+    """Write the report of the sweep in `storage` to report.html there; returns that name.
+
+    Args:
+        storage: of the sweep.
+        note: called with a sentence about each damaged file whose image or captions are missing.
+        decode: make images from tokens. Without it, which needs no model, the page has only the
+            first images of each trial.
+        device: of the speeds, see `Sweep.open`.
+        batch: of the speeds, see `Sweep.open`.
 
     Raises:
         QueryError: see `Sweep.open`.
@@ -100,7 +105,9 @@ def report_page(
     device: str | None = None,
     batch: int | None = None,
 ) -> str:
-    """The report of the sweep in `storage`, as HTML. Arguments, errors: as `write_report`."""
+    """The report of the sweep in `storage`, as HTML. Arguments and errors are as those of
+    `write_report`.
+    """
     return render(page_data([Sweep.open(storage, device, batch)], note, decode=decode))
 
 
@@ -144,44 +151,44 @@ def page_data(
     comparison: Comparison | None = None,
     warnings: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Everything that the page shows, as plain data with credentials redacted. Of several sweeps:
-    their common metrics.
+    """Everything that the page shows, as plain data with credentials redacted.
 
-    objectives: the two metrics shown first; by default the first sweep's. decode: as
-    `write_report`. comparison: of the sweeps' fronts. warnings: on how far the sweeps can be
-    compared.
+    Args:
+        sweeps: of several, the page has their common metrics.
+        note: called with a sentence about each damaged file.
+        objectives: the two metrics shown first; by default the first sweep's.
+        decode: see `write_report`.
+        comparison: of the sweeps' fronts.
+        warnings: on how far the sweeps can be compared.
 
     Raises:
         QueryError: the sweeps' values cannot be compared in two metrics.
     """
     names = _metric_names(sweeps)
     axes = _axes(sweeps, objectives)
-    front = front_of(sweeps, *(metric.name for metric in axes)) if len(axes) > 1 else None
-    front = front and replace(front, form=Form.ABBREVIATED)  # as `pareto` shows it
-    candidates = [] if front is None else front.candidates
-    named = {sweeps[0].name: sweeps[0]} if front is None else front.sweeps
+    front = _page_front(sweeps, axes)
+    candidates: Sequence[Candidate] = ()
+    named: Mapping[str, Sweep] = {sweeps[0].name: sweeps[0]}
+    settings = sweeps[0].names
+    if front is not None:
+        candidates = front.candidates
+        named = front.sweeps
+        settings = front.names
     trials = page_trials(named)
     members = {candidate.name for candidate in candidates if candidate.on_front}
     ordered = sorted(trials, key=lambda trial: (trial.rank(members), trial.record.number))
     shown = [
-        trial
-        for trial in ordered
-        if trial.rank(members) < OTHERS and trial.record.state == COMPLETE
+        trial for trial in ordered if trial.rank(members) < OTHERS and trial.record.is_complete
     ]
     subject = Subject(named, axes, names, front, shown, note, decode, comparison, warnings)
     keys = config_keys(named)
     confidence = {candidate.name: candidate.confidence for candidate in candidates}
-    settings = sweeps[0].names if front is None else front.names
     entries = [trial.entry(names, keys, confidence.get(trial.id), settings) for trial in trials]
     texts: dict[str, Any] = redact_values(
         {
             **_head(sweeps, named, trials),
             "critical": _critical_values(),
-            "axes": {
-                "names": names,
-                "x": axes[0].name if axes else None,
-                "y": axes[-1].name if axes else None,
-            },
+            "axes": _axes_entry(names, axes),
             "metrics": {name: _metric_entry(sweeps[0].metric(name)) for name in names},
             "keys": keys,
             "trials": entries,
@@ -196,16 +203,33 @@ def page_data(
     }
 
 
+def _page_front(sweeps: Sequence[Sweep], axes: Sequence[Metric]) -> Front | None:
+    """The front as `pareto` shows it; None without two axes."""
+    if len(axes) < 2:
+        return None
+    front = front_of(sweeps, *(metric.name for metric in axes))
+    return replace(front, form=Form.ABBREVIATED)
+
+
+def _axes_entry(names: Sequence[str], axes: Sequence[Metric]) -> dict[str, Any]:
+    """The metrics that the axes may have, and those that are shown first."""
+    x = axes[0].name if axes else None
+    y = axes[-1].name if axes else None
+    return {"names": names, "x": x, "y": y}
+
+
 def _head(
     sweeps: Sequence[Sweep], named: Mapping[str, Sweep], trials: Sequence[PageTrial]
 ) -> dict[str, Any]:
     """What the page's head says of the sweeps. named: by the names that the page has for them."""
     vanilla = {trial.index: trial.id for trial in trials if trial.is_vanilla}
-    about = files.read_sweep_yaml(sweeps[0].storage).get("about") if len(named) == 1 else None
+    about = ""
+    if len(named) == 1:
+        about = files.read_sweep_yaml(sweeps[0].storage).get("about") or ""
     now = datetime.now(UTC)
     return {
         "name": " and ".join(named),
-        "about": str(about or ""),
+        "about": str(about),
         "location": ", ".join(sweep.storage.display_name for sweep in sweeps),
         "written": f"{now.day} {now:%B %Y, %H:%M} UTC",
         "summary": _summary(sweeps),
@@ -240,8 +264,8 @@ def _section_entries(subject: Subject) -> dict[str, dict[str, Any]]:
 
 
 def _sweep_entry(name: str, sweep: Sweep, vanilla: str | None) -> dict[str, Any]:
-    """captions: trials of sweeps that share it were measured on the same captions. vanilla: a
-    trial's id.
+    """A sweep in the page's head. `captions`: trials of sweeps that share it were measured on the
+    same captions. vanilla: a trial's id.
     """
     captions = sweep.identity.captions
     return {
@@ -252,12 +276,13 @@ def _sweep_entry(name: str, sweep: Sweep, vanilla: str | None) -> dict[str, Any]
 
 
 def _metric_entry(metric: Metric) -> dict[str, Any]:
-    """across, up: what the chart's x and y axis say of it."""
+    """A metric. `across`, `up`: what the chart's x and y axis say of it."""
     title = metric_title(metric.name)
     unit = "×" if metric.unit == "x" else metric.unit
-    is_maximized = metric.direction == "maximize"
-    better = "higher is better" if is_maximized else "lower is better"
     name = f"{title} ({unit})" if unit else title
+    across, up, better = ("←", "↓", "lower is better")
+    if metric.direction == "maximize":
+        across, up, better = ("→", "↑", "higher is better")
     return {
         "title": title,
         "direction": metric.direction,
@@ -266,18 +291,15 @@ def _metric_entry(metric: Metric) -> dict[str, Any]:
         "quality": not metric.is_of_counts,
         "of_vanilla": metric.is_of_vanilla,
         "of_distribution": metric.is_of_distribution,
-        "across": f"{name}, {'→' if is_maximized else '←'} {better}",
-        "up": f"{name}, {'↑' if is_maximized else '↓'} {better}",
+        "across": f"{name}, {across} {better}",
+        "up": f"{name}, {up} {better}",
     }
 
 
 def _script(section: Section, name: str) -> Traversable:
     """The file of a section's script."""
-    module = (
-        section.data.func.__module__
-        if isinstance(section.data, partial)
-        else section.data.__module__
-    )
+    make = section.data.func if isinstance(section.data, partial) else section.data
+    module = make.__module__
     return resources.files(module.rpartition(".")[0]) / f"{name}.js"
 
 
@@ -312,14 +334,11 @@ def _metric_names(sweeps: Sequence[Sweep]) -> list[str]:
     """
     identities = [sweep.identity for sweep in sweeps]
     measured = [{name for record in sweep.records for name in record.metrics} for sweep in sweeps]
-    shared = [
-        name
-        for name in identities[0].metrics
-        if all(name in found for found in measured)
-        and all(name in identity.metrics for identity in identities)
-        and not obstacles(identities, name)
-    ]
-    return shared or list(identities[0].metrics)
+    known = set(identities[0].metrics).intersection(*measured)
+    known.intersection_update(*(identity.metrics for identity in identities))
+    shared = [name for name in identities[0].metrics if name in known]
+    comparable = [name for name in shared if not obstacles(identities, name)]
+    return comparable or list(identities[0].metrics)
 
 
 def _summary(sweeps: Sequence[Sweep]) -> list[str]:
@@ -327,14 +346,18 @@ def _summary(sweeps: Sequence[Sweep]) -> list[str]:
     records = [record for sweep in sweeps for record in sweep.records]
     images = sum(record.images for record in records if record.duplicate_of is None)
     seconds = sum(record.seconds for record in records)
-    counts = ((FAILED, "failed"), (STOPPED, "stopped early"))
-    others = [(sum(record.state == state for record in records), word) for state, word in counts]
-    targets = dict.fromkeys(sweep.identity.target for sweep in sweeps if sweep.identity.target)
+    trials = counted(len(records), "trial")
+    if failed := sum(record.has_failed for record in records):
+        trials += f", {failed} of them failed"
+    if stopped := sum(record.is_stopped for record in records):
+        trials += f", {stopped} of them stopped early"
+    facts = []
+    if targets := dict.fromkeys(sweep.identity.target for sweep in sweeps if sweep.identity.target):
+        facts.append(f"target {' and '.join(targets)}")
     return [
-        *([f"target {' and '.join(targets)}"] if targets else []),
+        *facts,
         *(f"speeds on {sweep.machine}" for sweep in sweeps if sweep.machine),
-        counted(len(records), "trial")
-        + "".join(f", {count} of them {word}" for count, word in others if count),
+        trials,
         f"{images:,} images",
         f"{describe_duration(seconds)} of worker time",
     ]

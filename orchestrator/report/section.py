@@ -1,5 +1,5 @@
-"""Sections of the page: each is a file in `orchestrator.report.sections` and the script of its name
-beside it.
+"""Sections of the page: each is a file in `orchestrator.report.sections`, and a script of the same
+name.
 """
 
 from __future__ import annotations
@@ -24,40 +24,30 @@ def ignore(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What a page is about.
+    """What a page is about."""
 
-    sweeps: by name. axes: shown first. metrics: names of all. front: of the axes; None if there are
-    not two. trials: the complete ones that are vanilla, on the front or labelled, in this order.
-    note: called with a sentence about each damaged file. decode: whether images may be decoded from
-    tokens. comparison: of the sweeps' fronts. warnings: on how far the sweeps can be compared.
-    """
-
-    sweeps: Mapping[str, Sweep]
-    axes: tuple[Metric, ...]
-    metrics: Sequence[str]
-    front: Front | None
-    trials: Sequence[PageTrial] = ()
-    note: Note = ignore
-    decode: bool = True
-    comparison: Comparison | None = None
-    warnings: Sequence[str] = ()
+    sweeps: Mapping[str, Sweep]  # by name
+    axes: tuple[Metric, ...]  # the metrics that are shown first
+    metrics: Sequence[str]  # names of all
+    front: Front | None  # of the axes; None if there are not two
+    trials: Sequence[PageTrial] = ()  # the complete ones that are vanilla, on the front or labelled
+    note: Note = ignore  # called with a sentence about each damaged file
+    decode: bool = True  # whether images may be decoded from tokens
+    comparison: Comparison | None = None  # of the sweeps' fronts
+    warnings: Sequence[str] = ()  # on how far the sweeps can be compared
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of the page below its first screen.
+    """A part of the page below its first screen."""
 
-    title: its heading. place: sections come in rising order. data: makes what the script gets, as
-    plain data; None: the page lacks the section. link: its name in the page's head, "" for none.
-    lead: a text below the heading, with code between backticks. script: its name, if it is not the
-    section's; it is beside the module of `data`.
-    """
-
-    title: str
-    place: int
+    title: str  # its heading
+    place: int  # sections come in rising order
+    # makes what the script gets, as plain data; None: the page lacks the section
     data: Callable[[Subject], Any]
-    link: str = ""
-    lead: str = ""
+    link: str = ""  # its name in the page's head, "" for none
+    lead: str = ""  # a text below the heading, with code between backticks
+    # the script's name, if it is not the section's; its file is next to the module of `data`
     script: str = ""
 
 

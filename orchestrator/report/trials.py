@@ -26,15 +26,13 @@ OTHERS = 3  # the rank of trials that are neither on the front nor labelled
 
 @dataclass(frozen=True, slots=True)
 class PageTrial:
-    """A trial of one of the page's sweeps. index: of the sweep. owner: its name in the page; "" if
-    there is only one. is_vanilla: the trial is its baseline.
-    """
+    """A trial of one of the page's sweeps."""
 
     sweep: Sweep
     record: TrialRecord
-    index: int = 0
-    owner: str = ""
-    is_vanilla: bool = False
+    index: int = 0  # of the sweep
+    owner: str = ""  # the sweep's name in the page; "" if there is only one
+    is_vanilla: bool = False  # whether it is the baseline of its sweep
 
     @property
     def id(self) -> str:
@@ -67,17 +65,25 @@ class PageTrial:
         confidence: float | None,
         names: SettingNames,
     ) -> dict[str, Any]:
-        """Plain data. keys: of `flat`, its config's values. confidence: None if on no front. names:
-        of settings.
+        """Plain data.
+
+        Args:
+            metrics: names of the page's metrics.
+            keys: of `flat`, the values of the trial's config.
+            confidence: on the front; None if it is on none.
+            names: of settings.
         """
         record = self.record
-        twin = self.record.duplicate_of
+        twin = record.duplicate_of
         flat = record.config.flat() if record.config else {}
+        colourings = groups(record.config)
+        if self.owner:
+            colourings = {"sweep": self.owner, **colourings}
         return {shared: getattr(record, shared) for shared in _SHARED} | {
             "id": self.id,
             "sweep": self.index,
             "title": trial_title(self.id, record.label),
-            "groups": ({"sweep": self.owner} if self.owner else {}) | groups(record.config),
+            "groups": colourings,
             "images_of": self.key,
             "duplicate_of": None if twin is None else self.of(twin),
             "confidence": confidence,
@@ -112,23 +118,22 @@ def metric_title(name: str) -> str:
 
 def config_keys(sweeps: Mapping[str, Sweep]) -> list[str]:
     """The flat keys of all configs, in the order of their first occurrence."""
-    records = [record for sweep in sweeps.values() for record in sweep.records]
-    return list(
-        dict.fromkeys(key for record in records if record.config for key in record.config.flat())
-    )
+    keys: dict[str, None] = {}
+    for sweep in sweeps.values():
+        for record in sweep.records:
+            if record.config is not None:
+                keys |= dict.fromkeys(record.config.flat())
+    return list(keys)
 
 
 def group_looks(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The look of each group in the chart, by way of colouring; vanilla comes first."""
     colourings = entries[0]["groups"] if entries else COLOURINGS
-    found = {
-        colouring: looks([entry["groups"][colouring] for entry in entries])
-        for colouring in colourings
-    }
-    return {
-        colouring: {name: look._asdict() for name, look in own.items()}
-        for colouring, own in found.items()
-    }
+    found = {}
+    for colouring in colourings:
+        own = looks([entry["groups"][colouring] for entry in entries])
+        found[colouring] = {name: look._asdict() for name, look in own.items()}
+    return found
 
 
 def groups(setting: DecodingConfig | None) -> dict[str, str]:
@@ -151,11 +156,16 @@ def _measured(metric: Metric, record: TrialRecord) -> list[Any]:
     """
     entry = record.metrics[metric.name]
     joint = JointErrors.of([record], [metric])
-    own, own_dof = float(np.nan_to_num(joint.own[0, 0])), float(joint.own_dof[0, 0])
+    own = float(np.nan_to_num(joint.own[0, 0]))
+    own_dof = float(joint.own_dof[0, 0])
     if not entry.noise:  # the page does not know what such a value shares with its group
         own = math.hypot(own, *(noise.effect for noise in entry.noises))
     effects = [float(f"{effect:.3g}") for effect in block_effects(entry)]
-    noise, noise_dof = (entry.noise, entry.noise_dof) if record.shape else (0.0, 0)
+    noise = 0.0
+    noise_dof = 0.0
+    if record.shape:
+        noise = entry.noise
+        noise_dof = entry.noise_dof
     return [
         entry.value,
         entry.known_error,

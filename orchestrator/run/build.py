@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from sys import intern
 from typing import Any
 
@@ -25,26 +26,22 @@ _MAX_REPEATS = 3  # times that one file is made again
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The end of a measurement. output: of the worker; None if it was not made.
+    """The end of a measurement."""
 
-    trials: the numbers of those that wanted it. lost: the needs that could not be made or read.
-    cause: why it failed; None if it can be wanted again at once. permanent: see `TaskResult`.
-    """
-
-    trials: tuple[int, ...]
-    output: Mapping[str, Any] | None = None
-    lost: frozenset[str] = frozenset()
-    cause: str | None = None
-    permanent: bool = True
+    trials: tuple[int, ...]  # the numbers of those that wanted it
+    output: Mapping[str, Any] | None = None  # of the worker; None if it was not made
+    lost: frozenset[str] = frozenset()  # names of the needs that could not be made or read
+    cause: str | None = None  # why it failed; None if it can be wanted again at once
+    permanent: bool = True  # see `TaskResult`
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """unseen: names of the needs that were not among the files when it was last looked for them."""
+    """A file that trials want, and that does not exist yet."""
 
     task: Task
-    unseen: list[str]
-    trials: set[int] = field(default_factory=set)
+    unseen: list[str]  # names of the needs that were not among the files at the last look
+    trials: set[int] = field(default_factory=set)  # the numbers of those that want it
 
     def is_ready(self, files: Collection[str]) -> bool:
         """Whether all needs are among the files. A need is looked for until it is seen once."""
@@ -92,7 +89,8 @@ class Build:
         for name, wanted in list(self._wanted.items()):
             wanted.trials.discard(trial)
             if not wanted.trials:
-                obsolete += [] if name in self._waiting else [name]
+                if name not in self._waiting:
+                    obsolete.append(name)
                 self._forget(name)
         self._workers.withdraw(obsolete)
 
@@ -256,10 +254,9 @@ class Build:
     def _move(self, name: str) -> str:
         """Rename a file to a name that no other has; returns it."""
         stem, dot, ending = name.rpartition("/")[2].rpartition(".")
-        taken = set(self._storage.names(DAMAGED))
-        free = next(
-            new for n in range(len(taken) + 1) if (new := f"{stem}-{n}{dot}{ending}") not in taken
-        )
+        existing = set(self._storage.names(DAMAGED))
+        candidates = (f"{stem}-{number}{dot}{ending}" for number in count())
+        free = next(candidate for candidate in candidates if candidate not in existing)
         self._storage.move(name, f"{DAMAGED}/{free}")
         return f"{DAMAGED}/{free}"
 

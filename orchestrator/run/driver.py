@@ -26,7 +26,7 @@ from orchestrator.run.trial import (
     revive,
 )
 from orchestrator.store import events
-from orchestrator.store.records import FAILED, STOPPED, TrialRecord, write_trial
+from orchestrator.store.records import TrialRecord, write_trial
 from search_spaces.params import ConfigError
 from search_spaces.trial import DecodingConfig
 from workers.data.storage import Storage
@@ -109,11 +109,9 @@ class Driver:
 
     def _prepare(self, proposal: Proposal, record: TrialRecord | None) -> RunningTrial:
         """A trial that has a record, repeats an earlier config, cannot run, or else is measured."""
-        problem = proposal.problem or (
-            self._problem(proposal.config) if proposal.config else "no config was proposed"
-        )
+        problem = proposal.problem or self._problem(proposal.config)
         if problem or proposal.config is None:
-            return RunningTrial(proposal, make_record(proposal, FAILED, cause=problem))
+            return RunningTrial(proposal, make_record(proposal, "failed", cause=problem))
         if self._first_trials.setdefault(proposal.config, proposal.number) != proposal.number:
             return RunningTrial(proposal, record)
         self._limits.images += self.trials.plan.images
@@ -122,7 +120,10 @@ class Driver:
             return RunningTrial(proposal, record)
         return RunningTrial(proposal, steps=self.trials.run(proposal))
 
-    def _problem(self, config: DecodingConfig) -> str | None:
+    def _problem(self, config: DecodingConfig | None) -> str | None:
+        """Why a config cannot run; None if it can."""
+        if config is None:
+            return "no config was proposed"
         try:
             self.check(config)
         except ConfigError as error:
@@ -145,18 +146,18 @@ class Driver:
             trial.is_lost = first in self._lost
         if trial.is_lost and not self.search.is_stateful:
             self._add_lost(record)
-        told = self.trials.as_told(self.racing.before_revival(record), self.racing.finished)
-        stored = told
+        reported = self.trials.as_told(self.racing.before_revival(record), self.racing.finished)
+        stored = reported
         if number in known:
             stored = self.trials.as_told(known[number], self._records)
         self._records.append(stored)
-        self.racing.finished.append(told)
-        if told.state == STOPPED and told.duplicate_of is None:
-            self._limits.images -= self.trials.plan.images - told.images
+        self.racing.finished.append(reported)
+        if reported.is_stopped and reported.duplicate_of is None:
+            self._limits.images -= self.trials.plan.images - reported.images
         objectives = [objective.metric for objective in self.sweep.objectives]
-        self.search.tell(at_full_size(told, self.racing.finished[0]), objectives)
+        self.search.tell(at_full_size(reported, self.racing.finished[0]), objectives)
         if number not in known and number not in self._lost:
-            self._write(told)
+            self._write(reported)
         event = events.TrialFinished.of(self._records[number], self.trials.names)
         self.trials.emit(replace(event, new=number not in known))
 

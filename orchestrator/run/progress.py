@@ -59,15 +59,12 @@ def front_so_far(progress: SweepProgress) -> list[events.TrialResult]:
 
 def headline(progress: SweepProgress) -> str:
     """The sweep's state in one line."""
-    percent = "" if progress.share is None else f"{_percent(progress)} % · "
-    parts = [
-        _trials(progress),
-        _rate(progress),
-        _elapsed(progress),
-        _time_left(progress),
-        _plateau(progress),
-    ]
-    return percent + " · ".join(filter(None, parts))
+    parts = [_trials(progress), _rate(progress), _elapsed(progress), _time_left(progress)]
+    if progress.share is not None:
+        parts.insert(0, f"{_percent(progress)} %")
+    if progress.plateau is not None:
+        parts.append(progress.plateau.text)
+    return " · ".join(parts)
 
 
 def _percent(progress: SweepProgress) -> int:
@@ -75,21 +72,26 @@ def _percent(progress: SweepProgress) -> int:
 
 
 def _trials(progress: SweepProgress) -> str:
-    total = f"/{progress.planned}" if progress.planned else ""
-    failed = f", {progress.failed} failed" if progress.failed else ""
-    stopped = f", {progress.stopped} stopped early" if progress.stopped else ""
-    return f"{progress.done}{total} trials{failed}{stopped}"
+    text = f"{progress.done}"
+    if progress.planned:
+        text += f"/{progress.planned}"
+    text += " trials"
+    if progress.failed:
+        text += f", {progress.failed} failed"
+    if progress.stopped:
+        text += f", {progress.stopped} stopped early"
+    return text
 
 
 def _rate(progress: SweepProgress) -> str:
     """Images of this process, copied ones apart, and its workers."""
-    taken = progress.taken.total()
-    images = progress.images.total() - taken
-    new = "new " if progress.has_earlier_work else ""
-    copied = f" and {taken} taken over" if taken else ""
-    rate = images / max(_elapsed_s(progress), 1e-9)
-    workers = counted(progress.workers or 0, "worker")
-    return f"{images} {new}images{copied}, {rate:.1f}/s · {workers}"
+    copied = progress.copied.total()
+    generated = progress.images.total() - copied
+    text = f"{generated} new images" if progress.has_earlier_work else f"{generated} images"
+    if copied:
+        text += f" and {copied} taken over"
+    rate = generated / max(_elapsed_s(progress), 1e-9)
+    return f"{text}, {rate:.1f}/s · {counted(progress.workers or 0, 'worker')}"
 
 
 def _elapsed_s(progress: SweepProgress) -> float:
@@ -103,10 +105,6 @@ def _elapsed(progress: SweepProgress) -> str:
 def _time_left(progress: SweepProgress) -> str:
     left = estimate_time_left(progress, time.monotonic())
     return describe_time_left(left, is_upper_bound=progress.is_upper_bound)
-
-
-def _plateau(progress: SweepProgress) -> str:
-    return "" if progress.plateau is None else progress.plateau.text
 
 
 def show_lines(progress: SweepProgress, out: TextIO | None = None) -> events.EventSink:
@@ -146,7 +144,8 @@ def trial_line(event: events.TrialResult, progress: SweepProgress) -> str:
         for objective in progress.objectives
         if objective.metric in event.metrics
     ]
-    return f"{name}: {', '.join(values)}" + ("" if event.feasible else "; infeasible")
+    text = f"{name}: {', '.join(values)}"
+    return text if event.feasible else f"{text}; infeasible"
 
 
 def _measured(trial: events.TrialResult, objective: events.Objective) -> str:
@@ -208,8 +207,9 @@ def render(progress: SweepProgress) -> RenderableType:
         notes.append(Text(clean(progress.phase), style="cyan"))
     if progress.plateau is not None:
         notes.append(Text(progress.plateau.text, style="dim"))
-    rows = front_so_far(progress)
-    front = ["", "on the front so far", _front_table(progress, rows)] if rows else []
+    front: list[RenderableType] = []
+    if rows := front_so_far(progress):
+        front = ["", "on the front so far", _front_table(progress, rows)]
     return Group(state, trials, Text(_rate(progress)), running, *notes, *front)
 
 
@@ -243,7 +243,9 @@ def choose_view(
     """Shows events as JSON if `as_json`, else in a live view on a terminal, else as lines."""
     if as_json:
         return nullcontext(show_json)
-    return show_live(progress) if sys.stderr.isatty() else nullcontext(show_lines(progress))
+    if sys.stderr.isatty():
+        return show_live(progress)
+    return nullcontext(show_lines(progress))
 
 
 def event_sink(
@@ -269,9 +271,12 @@ def recorded_end(emit: events.EventSink) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        is_interrupt = isinstance(error, KeyboardInterrupt)
-        cause = explain(error).partition("\n")[0] if isinstance(error, Exception) else None
+        end = events.End("failed")
+        if isinstance(error, KeyboardInterrupt):
+            end = events.End("interrupted")
+        elif isinstance(error, Exception):
+            end = events.End("failed", explain(error).partition("\n")[0])
         with suppress(OSError):  # of a full disk, which the launch's own error names
-            emit(events.End("interrupted" if is_interrupt else "failed", cause))
+            emit(end)
         raise
     emit(events.End("finished"))

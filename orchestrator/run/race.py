@@ -52,18 +52,16 @@ _ROUNDING = 1e-9  # relative; smaller differences are ties
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scores:
-    """The objectives of one candidate on the items of one rung.
+    """The objectives of one candidate on the items of one rung."""
 
-    blocks: [G, m] each objective on each block of items; the objective is their mean. noise: [m]
-    the standard error that does not come from the items, such as a clock's, estimated with
-    noise_dof degrees of freedom. Candidates with the same `source` share it, at the same share of
-    their values; others have independent noise. bias: [m] what the jackknife took off the values.
-    """
-
-    blocks: Floats
+    blocks: Floats  # [G, m] each objective on each block of items; the objective is their mean
+    # [m] the standard error that does not come from the items, such as a clock's
     noise: Floats = field(default_factory=lambda: np.zeros(1))
+    # Candidates with the same source share the noise, at the same share of their values; others
+    # have independent noise.
     source: Hashable = None
-    noise_dof: float = np.inf
+    noise_dof: float = np.inf  # degrees of freedom with which the noise was estimated
+    # [m] what the jackknife took off the values
     bias: Floats = field(default_factory=lambda: np.zeros(1))
     # by objective, what its value is known to be of: all scores with the same have the same value
     known: Mapping[int, Hashable] = field(default_factory=dict)
@@ -84,16 +82,20 @@ class Scores:
         noise_dof: float = np.inf,
         known: Mapping[int, Hashable] | None = None,
     ) -> Scores:
-        """Scores of statistics that are not means: values [m], and replicates [m, G], each without
-        one block.
+        """Scores of statistics that are not means.
+
+        Args:
+            values: [m] the objectives on all items.
+            replicates: [m, G] the objectives without each block of items.
+            noise: see `Scores`.
+            source: see `Scores`.
+            noise_dof: see `Scores`.
 
         Raises:
             ValueError: other shapes, or fewer than two blocks.
         """
-        value, left_out = (
-            np.asarray(values, dtype=np.float64),
-            np.asarray(replicates, dtype=np.float64),
-        )
+        value = np.asarray(values, dtype=np.float64)
+        left_out = np.asarray(replicates, dtype=np.float64)
         if left_out.ndim != 2 or value.shape != left_out.shape[:1] or left_out.shape[1] < 2:
             raise ValueError(
                 f"give values [m] and replicates [m, G] with G >= 2, got {value.shape} and "
@@ -108,26 +110,26 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a candidate stops: the rival that beats it, and the chance that the race stops it
-    wrongly, at most 1. With an error rate, it is at most the candidate's share of it.
-    """
+    """Why a candidate stops."""
 
-    rival: int
+    rival: int  # the one that beats it
+    # that the race stops it wrongly, at most 1; with an error rate, at most the candidate's share
     chance: float
 
 
 @dataclass(frozen=True, slots=True)
 class Race:
-    """The rule of one search. error_rate: the probability that it stops any candidate that no rival
-    beats; None: it stops dominated candidates. rungs: how often a candidate is looked at, at most.
+    """The rule of one search.
 
     Raises:
         ValueError: an error rate outside of (0, 1), no rung, or an unknown direction.
     """
 
     directions: Sequence[Literal["maximize", "minimize"]]
+    # the probability that it stops any candidate that no rival beats; None: it stops dominated
+    # candidates
     error_rate: float | None
-    rungs: int
+    rungs: int  # how often a candidate is looked at, at most
 
     def __post_init__(self) -> None:
         if self.error_rate is not None and not 0 < self.error_rate < 1:
@@ -157,9 +159,13 @@ class Race:
     ) -> Stop | None:
         """Whether the candidate stops at a rung. None: it goes on.
 
-        rivals: those that were measured on the rung's items. eligible: how many could have been,
-        those included that stopped before the rung, and those that rivals were chosen from by their
-        results on these items; at least `len(rivals)`. It must not depend on results.
+        Args:
+            candidate: its place in the order of the search, from 0.
+            scores: of the candidate.
+            rivals: those that were measured on the rung's items.
+            eligible: how many could have been, with those that stopped before the rung, and those
+                that rivals were chosen from by their results on these items; at least
+                `len(rivals)`. It must not depend on results.
 
         Raises:
             ValueError: fewer than two blocks, scores of other shapes, or too few `eligible`.
@@ -180,11 +186,9 @@ class Race:
             self.p_values(scores, list(rivals.values())) * eligible * self.rungs, 1.0
         )
         best = int(chances.argmin())
-        return (
-            Stop(list(rivals)[best], float(chances[best]))
-            if chances[best] <= self.level(candidate)
-            else None
-        )
+        if chances[best] > self.level(candidate):
+            return None
+        return Stop(list(rivals)[best], float(chances[best]))
 
     def _dominates(self, rival: Scores, scores: Scores) -> bool:
         """Whether none of a rival's values is worse and one is better, beyond rounding."""

@@ -18,14 +18,7 @@ from orchestrator.front.pareto import dominated
 from orchestrator.run.race import Race, Scores
 from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.prices import is_priced, violations
-from orchestrator.store.records import (
-    COMPLETE,
-    FAILED,
-    STOPPED,
-    EarlyStop,
-    TrialRecord,
-    may_compare_speeds,
-)
+from orchestrator.store.records import EarlyStop, TrialRecord, may_compare_speeds
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import Sampling
@@ -34,25 +27,26 @@ from workers.metrics.estimate import Estimate
 
 Metrics = Mapping[str, Estimate]
 
-_DRAWS, _SEED = 4000, 0  # samples of the joint errors of trials that may go on
+_DRAWS = 4000  # samples of the joint errors of trials that may go on
+_SEED = 0  # of these samples
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
     """The rule of a sweep with a section `racing`.
 
-    finished: the records of finished trials in the order of their numbers, as the search knows
-    them: revived ones as they were when they stopped. A decision depends on those alone that had
-    finished before the trial was proposed, so it is the same for any number of workers. earlier:
-    the number of trials of earlier sweeps, whose fronts are rivals (see `Source.trials`). groups:
-    those of lossless settings.
+    A decision depends on those trials alone that had finished before the trial was proposed, so it
+    is the same for any number of workers.
     """
 
     sweep: SweepConfig
     objectives: Sequence[Metric]
+    # The records of finished trials in the order of their numbers, as the search knows them:
+    # revived ones as they were when they stopped.
     finished: list[TrialRecord] = field(default_factory=list)
+    # the number of trials of earlier sweeps, whose fronts are rivals (see `Source.trials`)
     earlier: int = 0
-    groups: QualityGroups | None = None
+    groups: QualityGroups | None = None  # of lossless settings
 
     def decide(
         self,
@@ -122,7 +116,7 @@ class EarlyStopping:
         """Why the sweep cannot run with the baseline's metrics on `images` images, and the fix;
         None if it can.
 
-        missing: why required metrics are.
+        missing: why required metrics are missing; None if none is.
         """
         if self.sweep.racing is None:
             return missing
@@ -148,7 +142,7 @@ class EarlyStopping:
         history = tuple(
             (images, metrics) for images, metrics in record.history if images <= stop.images
         )
-        stopped = replace(record, state=STOPPED, images=stop.images, cause=self.reason(stop))
+        stopped = replace(record, state="stopped", images=stop.images, cause=self.reason(stop))
         return replace(stopped, history=history, metrics=history[-1][1])
 
     def _rival(self, record: TrialRecord, images: int, device: str) -> Scores | None:
@@ -156,12 +150,9 @@ class EarlyStopping:
         constraint, or has a speed on another device as an objective.
         """
         metrics = dict(record.history).get(images)
-        if (
-            record.state == FAILED
-            or record.duplicate_of is not None
-            or _violates(record)
-            or metrics is None
-        ):
+        if record.has_failed or record.duplicate_of is not None or _violates(record):
+            return None
+        if metrics is None:
             return None
         if not _may_compare(self.objectives, record.timed_on.get(images, ""), device):
             return None
@@ -195,7 +186,7 @@ def as_told(
     sweep: SweepConfig, record: TrialRecord, vanilla: TrialRecord
 ) -> tuple[TrialRecord, TrialRecord]:
     """A trial's record as the search knows it (see `before_revival`), and the same with the values
-    to tell.
+    that the search is told.
     """
     objectives = [
         Metric(objective.metric, objective.direction or "minimize")
@@ -215,7 +206,7 @@ def at_full_size(record: TrialRecord, vanilla: TrialRecord) -> TrialRecord:
     every rung, and the two differ on the same captions and random numbers.
     """
     part = dict(vanilla.history).get(record.images)
-    if record.state != STOPPED or part is None:
+    if not record.is_stopped or part is None:
         return record
     shared = record.metrics.keys() & part.keys() & vanilla.metrics.keys()
     metrics = {
@@ -251,11 +242,9 @@ def with_constraints(
     """The record, with the violations of the constraints (see `prices.violations`); `earlier[0]` is
     vanilla.
     """
-    return (
-        replace(record, constraints=violations(record, constraints, earlier))
-        if record.state != FAILED
-        else record
-    )
+    if record.has_failed:
+        return record
+    return replace(record, constraints=violations(record, constraints, earlier))
 
 
 def next_trials(
@@ -277,9 +266,7 @@ def next_trials(
     that could not go on.
     """
     queue = [
-        number
-        for number in sorted(numbers)
-        if records[number].state == STOPPED and number not in failed
+        number for number in sorted(numbers) if records[number].is_stopped and number not in failed
     ]
     if not queue and threshold < 1 and (budget is None or _generated(records) < budget):
         shares = front_probabilities(records, objectives)
@@ -301,8 +288,8 @@ def front_probabilities(
     are objectives, are of another device.
     """
     kept = [record for record in records if record.duplicate_of is None and not _violates(record)]
-    complete = [record for record in kept if record.state == COMPLETE]
-    stopped = [record for record in kept if record.state == STOPPED]
+    complete = [record for record in kept if record.is_complete]
+    stopped = [record for record in kept if record.is_stopped]
     if not complete or not stopped:
         return {}
     expected = [at_full_size(record, records[0]) for record in stopped]

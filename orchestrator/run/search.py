@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -35,7 +35,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.metrics.definition import Direction
 
-_MAX_ATTEMPTS = 50  # at a setting that no earlier sweep has told
+_MAX_ATTEMPTS = 50  # at a setting that no earlier sweep has
 
 
 class ParameterTPESampler(TPESampler):
@@ -52,16 +52,14 @@ class ParameterTPESampler(TPESampler):
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A proposed trial. `config` is None if the search proposed an invalid config; `problem` says
-    why.
-    """
+    """A proposed trial."""
 
     number: int
     label: str
-    config: DecodingConfig | None
+    config: DecodingConfig | None  # None if the search proposed an invalid one
     params: Mapping[str, Any]
     distributions: Mapping[str, BaseDistribution]
-    problem: str | None = None
+    problem: str | None = None  # why the config is invalid
 
 
 class Search:
@@ -90,9 +88,11 @@ class Search:
         self._pool = cache(pool)
         self._space: Space = sweep.space
         self._enqueued = list(sweep.enqueue)
-        self._options, self._seed = sweep.search.options, sweep.search.seed
+        self._options = sweep.search.options
+        self._seed = sweep.search.seed
         self._sampling = sweep.sampling or Sampling()
-        self._sampler, self._choice = sweep.search.sampler, SAMPLERS.lookup(sweep.search.sampler)
+        self._sampler = sweep.search.sampler
+        self._choice = SAMPLERS.lookup(sweep.search.sampler)
         self.directions = tuple(directions)
         self._check_reference()
         self._study = optuna.create_study(
@@ -100,16 +100,18 @@ class Search:
         )
         self._live: dict[int, Trial] = {}
         self._asked = 0
-        self._told: list[Mapping[str, Any]] = []  # parameters of earlier trials with values
+        self._earlier_params: list[Mapping[str, Any]] = []  # of earlier trials with values
         for index, record in enumerate(earlier):
             self._learn(index, record, [objective.metric for objective in sweep.objectives])
-        is_grid = sweep.search.sampler == GRID
-        self._points = self._space.size() if is_grid else None
-        if self._points is not None:
-            self._points -= len(self._told)
-        self._grid = (
-            (point for point in self._space.grid() if point not in self._told) if is_grid else None
-        )
+        self._points: int | None = None  # of a grid
+        self._grid: Iterator[Mapping[str, Any]] | None = None
+        if sweep.search.sampler == GRID:
+            self._points = self._space.size()
+            if self._points is not None:
+                self._points -= len(self._earlier_params)
+            self._grid = (
+                point for point in self._space.grid() if point not in self._earlier_params
+            )
 
     @property
     def is_stateful(self) -> bool:
@@ -120,7 +122,7 @@ class Search:
 
     @property
     def source(self) -> str:
-        """What proposals are drawn from: "space" or "pool"."""
+        """What proposals are chosen from: "space" or "pool"."""
         return "pool" if self._choice.from_pool else "space"
 
     def is_exhausted(self, number: int) -> bool:
@@ -144,25 +146,30 @@ class Search:
         """
         assert number == self._asked, number
         self._asked += 1
-        entry = self._enqueued[number] if number < len(self._enqueued) else None
-        label, config = (entry.label, entry.config) if entry else ("", None)
-        fixed: Mapping[str, Any] | None
-        if config is not None:
+        label = ""
+        config = None
+        fixed: Mapping[str, Any] | None = None
+        if number < len(self._enqueued):
+            label = self._enqueued[number].label
+            config = self._enqueued[number].config
             fixed = self._space.params_of(config, self._sampling)
             if fixed is None:
                 self._ask_outside(number, config)
                 return Proposal(number, label, config, {}, {})
         elif self._grid is not None:
             fixed = next(self._grid)
-        else:
-            fixed = None if self.is_stateful else stored_params
+        elif not self.is_stateful:
+            fixed = stored_params
         for attempt in range(_MAX_ATTEMPTS):
             trial, proposed, problem = self._ask(number, attempt, fixed)
-            if fixed is not None or trial.params not in self._told or attempt == _MAX_ATTEMPTS - 1:
+            is_new = trial.params not in self._earlier_params
+            if fixed is not None or is_new or attempt == _MAX_ATTEMPTS - 1:
                 break
             # samplers do not read the values of such trials
             self._study.tell(trial, state=TrialState.FAIL)
-        config, self._live[number] = config or proposed, trial
+        if config is None:
+            config = proposed
+        self._live[number] = trial
         if stored_params is not None and dict(stored_params) != dict(trial.params):
             raise StudyError(
                 f"trial {number} ran with {dict(stored_params)}, but this search proposes "
@@ -182,9 +189,8 @@ class Search:
         A genetic sampler breeds from trials that have a generation, and gives one to those alone
         that it samples.
         """
-        sampler = self._make_sampler(
-            number, attempt, self._pool if fixed is None else SettingsPool.empty
-        )
+        pool = self._pool if fixed is None else SettingsPool.empty
+        sampler = self._make_sampler(number, attempt, pool)
         self._study.sampler = RoundingSampler(sampler)
         if fixed is not None:
             self._study.enqueue_trial(dict(fixed))
@@ -216,7 +222,8 @@ class Search:
             trial.set_user_attr(SETTING, record.digest)
         else:
             trial = self._ask(-1, index, params)[0]
-            self._told += [trial.params] if record.finite_values(objectives) else []
+            if record.finite_values(objectives):
+                self._earlier_params.append(trial.params)
         self._finish(trial, record, objectives)
 
     def tell(self, record: TrialRecord, objectives: Sequence[str]) -> None:
@@ -237,10 +244,11 @@ class Search:
         self._study.tell(trial, values)
 
     def _check_reference(self) -> None:
-        """The reference point of a sampler with a pool. Raises StudyError unless it has a number
-        for each objective.
+        """Raise StudyError if a sampler with a pool is given a reference point without a number for
+        each objective.
         """
-        given, count = self._options.get("reference"), len(self.directions)
+        given = self._options.get("reference")
+        count = len(self.directions)
         if not self._choice.from_pool or given is None:
             return
         values = given if isinstance(given, list | tuple) else []
@@ -256,7 +264,9 @@ class Search:
         """The sampler of one ask, seeded by the search's seed, the trial's number and the attempt
         at it. pool: of one that needs it.
         """
-        ask = f"{self._seed}:{number}" + (f":{attempt}" if attempt else "")
+        ask = f"{self._seed}:{number}"
+        if attempt:
+            ask += f":{attempt}"
         digest = hashlib.sha256(ask.encode()).digest()
         seed = int.from_bytes(digest[:4], "big") % (self._choice.max_seed + 1)
         sampler_class = load_object(self._choice.implementation)

@@ -65,12 +65,18 @@ def describe_time_left(left: TimeLeft | None, *, is_upper_bound: bool = False) -
     if left.value < _MIN_TIME_LEFT_S:
         return "finishing"
     value, low, high = (format_duration(seconds) for seconds in left)
-    span = f" ({low} to {high})" if low != high else ""
-    return f"{'at most ' if is_upper_bound else ''}{value} left{span}"
+    text = f"{value} left"
+    if is_upper_bound:
+        text = f"at most {text}"
+    if low != high:
+        text += f" ({low} to {high})"
+    return text
 
 
 def format_duration(seconds: float) -> str:
     """`4:07` or `2:10:00`."""
     total = round(seconds)
     hours, minutes = divmod(total // 60, 60)
-    return f"{hours}:{minutes:02d}:{total % 60:02d}" if hours else f"{minutes}:{total % 60:02d}"
+    if not hours:
+        return f"{minutes}:{total % 60:02d}"
+    return f"{hours}:{minutes:02d}:{total % 60:02d}"

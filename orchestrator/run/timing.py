@@ -7,10 +7,10 @@ over the sweep, and those of the front show how much they vary from one to the n
 
 No more images are timed than if each shape had been timed once, alone with vanilla, and the front
 once more: sessions of several shapes leave images over (`_images_left`). New shapes are timed
-beside an anchor, the first shape that was timed, as long as there are any, and what then remains is
-spent on the front. If `enqueue` has no shape but vanilla's, none are left: timing a shape twice
-would take more images, and the state of the machine is assumed until the last session (see
-`workers.metrics.costs`). With one shape, the second session has the anchor.
+together with an anchor, the first shape that was timed, as long as images are left, and what then
+remains is spent on the front. If `enqueue` has no shape but vanilla's, none are left: timing a
+shape twice would take more images, and the state of the machine is assumed until the last session
+(see `workers.metrics.costs`). With one shape, the second session has the anchor.
 
 Sessions are numbered in the order of the trials' numbers, whatever the workers do, and one in the
 place of a session that failed has the same number. So a sweep that is resumed has the same ones.
@@ -92,7 +92,7 @@ class Sessions:
         self, config: DecodingConfig, sessions: Sequence[Task], lost: Collection[str]
     ) -> tuple[Task, ...]:
         """Sessions that price a trial if some of these cannot be made. If that of its shape is
-        among them, the shape is timed in a session of its own; empty if that is lost, too.
+        among them, the shape is timed in a session of its own; empty if that is lost too.
         """
         if not sessions:
             return ()
@@ -126,9 +126,11 @@ class Sessions:
 
     def _add(self, configs: Sequence[DecodingConfig]) -> None:
         self._left += 2 * len(configs) - (1 + len(configs))
-        others = [self._anchor] if self._anchor and self._left > 0 else []
-        self._left -= len(others)
-        session = self._plan([*others, *configs], self._count)
+        timed = [*configs]
+        if self._anchor and self._left > 0:
+            timed.insert(0, self._anchor)
+            self._left -= 1
+        session = self._plan(timed, self._count)
         self._count += 1
         self._made[session.name] = session
         self._of_shape |= dict.fromkeys((config.shape for config in configs), session)
@@ -166,16 +168,16 @@ def decisive_configs(sweep: Sweep) -> list[DecodingConfig]:
 
 
 def _images_left(shapes: int, sizes: Iterable[int]) -> int:
-    """What is left of the images that it takes to time vanilla once, and each of `shapes` others
-    once, alone with vanilla; in images of one setting in one session. sizes: settings of each
-    session so far.
+    """How many settings may still be timed: 1 + 2 x shapes, minus those of all sessions so far. So
+    many it takes to time vanilla once, and each of `shapes` others once, alone with vanilla. sizes:
+    settings of each session.
     """
     return 1 + 2 * shapes - sum(sizes)
 
 
 def planned_sizes(sweep: SweepConfig, configs: Sequence[DecodingConfig], front: int) -> list[int]:
     """Settings in each session of a sweep, vanilla included, if its trials have these configs,
-    vanilla's first, and its front so many shapes besides vanilla's.
+    vanilla's first, and its front so many shapes without vanilla's.
     """
     sizes = list[int]()
 
@@ -189,7 +191,8 @@ def planned_sizes(sweep: SweepConfig, configs: Sequence[DecodingConfig], front: 
     last = _sizes_of_front(range(front))
     if not sizes or not last:
         return sizes
-    left = _images_left(len({config.shape for config in configs} - {configs[0].shape}), sizes)
+    others = {config.shape for config in configs} - {configs[0].shape}
+    left = _images_left(len(others), sizes)
     return [*sizes, *max(1, left // sum(last)) * last]
 
 
@@ -228,13 +231,11 @@ def time_front(
             size = sum(_sizes_of_front(configs))
             if not configs or (left < size and len(names) > len(sessions)):
                 return ""
-            again = [
-                plan(group, number + place) for place, group in enumerate(session_groups(configs))
-            ]
-            number += len(again)
-            build.want(
-                SWEEP, *(replace(session, about="timing the front once more") for session in again)
-            )
+            again = []
+            for group in session_groups(configs):
+                again.append(replace(plan(group, number), about="timing the front once more"))
+                number += 1
+            build.want(SWEEP, *again)
             for session in again:
                 build.wait(session.name)
                 names.append(session.name)

@@ -4,7 +4,6 @@ record says; and how stopped trials go on at the end of a sweep.
 
 from __future__ import annotations
 
-import math
 from collections.abc import (
     Callable,
     Collection,
@@ -14,7 +13,7 @@ from collections.abc import (
     MutableSequence,
     Sequence,
 )
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,16 +25,7 @@ from orchestrator.run.timing import Sessions, session_of
 from orchestrator.store import events
 from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.names import SettingNames
-from orchestrator.store.records import (
-    COMPLETE,
-    FAILED,
-    STOPPED,
-    State,
-    TrialRecord,
-    parse_history,
-    parse_metrics,
-    parse_passes,
-)
+from orchestrator.store.records import EarlyStop, Measurement, State, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment, MeasureTask, QualityShard, plan_quality
@@ -88,20 +78,6 @@ def copy_record(proposal: Proposal, earlier: TrialRecord) -> TrialRecord:
     return make_record(proposal, **_shared_results(earlier), duplicate_of=first)
 
 
-def _counts(output: Mapping[str, Any]) -> dict[str, Any]:
-    """What a measurement says of passes, and of images that were taken over."""
-    return {"passes": parse_passes(output.get("passes", {})), "taken": output.get("taken", 0)}
-
-
-def _read_history(output: Mapping[str, Any], images: int) -> dict[int, Mapping[str, Estimate]]:
-    """The metrics of a measurement by their numbers of images; values that are not finite are left
-    out of the last.
-    """
-    metrics = parse_metrics(output["metrics"])
-    finite = {name: entry for name, entry in metrics.items() if math.isfinite(entry.value)}
-    return {**dict(parse_history(output.get("history", ()))), images: finite}
-
-
 class Rung(NamedTuple):
     """A number of images, and the shards that hold them."""
 
@@ -109,20 +85,35 @@ class Rung(NamedTuple):
     files: tuple[Task, ...]
 
 
+@dataclass(slots=True)
+class _Progress:
+    """What is known of a trial that runs."""
+
+    started: str  # ISO 8601, UTC
+    images: int = 0  # on which it was measured last
+    history: dict[int, Mapping[str, Estimate]] = field(default_factory=dict)  # see `TrialRecord`
+    timed_on: dict[int, str] = field(default_factory=dict)  # see `TrialRecord`
+    stop: EarlyStop | None = None
+    earlier_s: float = 0.0  # seconds that workers spent on it before racing stopped it
+
+    def add(self, images: int, measurement: Measurement) -> None:
+        """Take the measurement on the images of a rung."""
+        self.images = images
+        self.history |= {**dict(measurement.history), images: measurement.metrics}
+        if measurement.device:
+            self.timed_on[images] = measurement.device
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The files that the trials of a sweep consist of.
-
-    baseline: vanilla's config. captions: number of captions. groups: those of lossless settings,
-    which know the metrics to measure. prepared: what every measurement needs besides the shards.
-    """
+    """The files that the trials of a sweep consist of."""
 
     sweep: SweepConfig
     experiment: Experiment
-    baseline: DecodingConfig
-    captions: int
-    groups: QualityGroups
-    prepared: tuple[Task, ...] = ()
+    baseline: DecodingConfig  # vanilla
+    captions: int  # their number
+    groups: QualityGroups  # of lossless settings, which know the metrics to measure
+    prepared: tuple[Task, ...] = ()  # what every measurement needs in addition to the shards
 
     @property
     def images(self) -> int:
@@ -161,7 +152,7 @@ class Plan:
         timings: Sequence[Task],
         prefetched: Sequence[Task] = (),
     ) -> Task:
-        """A config's metrics on the images of a rung. prefetched: shards that must exist, too."""
+        """A config's metrics on the images of a rung. prefetched: other shards that must exist."""
         work = MeasureTask(
             config=config,
             quality=names(rung.files),
@@ -182,8 +173,9 @@ def names(tasks: Iterable[Task]) -> tuple[str, ...]:
 
 
 class Trials:
-    """Runs the trials of a sweep. objectives: their order is that of the sweep's. earlier: see
-    `EarlyStopping`.
+    """Runs the trials of a sweep.
+
+    objectives: in the order of the sweep's. earlier: see `EarlyStopping`.
     """
 
     def __init__(
@@ -202,11 +194,9 @@ class Trials:
         self.racing = EarlyStopping(sweep, objectives, earlier=earlier, groups=plan.groups)
         self.sessions = Sessions(sweep, plan.baseline, plan.session)
         self.names = SettingNames(sweep.sampling)
-        names = [
-            *(objective.name for objective in objectives),
-            *(limit.metric for limit in sweep.constraints),
-        ]
-        self._required = dict.fromkeys(names)  # without these metrics a trial has failed
+        required = [objective.name for objective in objectives]
+        required += [limit.metric for limit in sweep.constraints]
+        self._required = dict.fromkeys(required)  # without these metrics a trial has failed
 
     def as_told(self, record: TrialRecord, earlier: Sequence[TrialRecord]) -> TrialRecord:
         """A trial's record as the search knows it: with the quality of its group (see
@@ -232,19 +222,9 @@ class Trials:
         # those of earlier trials and its own, whatever comes later
         timings: Sequence[Task] = self.sessions.of(config)
         shape = config.shape.key
-        done = stopped.images if stopped else 0
-        rungs = [rung for rung in self.plan.rungs(config) if rung.images > done]
+        progress = self._begin(number, stopped)
+        rungs = [rung for rung in self.plan.rungs(config) if rung.images > progress.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
-        stop = stopped.stop if stopped else None
-        history = dict(stopped.history) if stopped else {}
-        timed_on = dict(stopped.timed_on) if stopped else dict[int, str]()
-        started = stopped.started if stopped else events.utc_now()
-        earlier_s = stopped.seconds - self.build.seconds[number] if stopped else 0.0
-
-        def record(state: State, cause: str | None, **fields: Any) -> TrialRecord:
-            fields |= {"seconds": earlier_s + self.build.seconds[number], "started": started}
-            return make_record(proposal, state, cause=cause, **fields)
-
         self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
         kind = events.TrialResumed if stopped else events.TrialStarted
         self._emit_start(kind, proposal, rungs[0], rungs[-1])
@@ -252,46 +232,80 @@ class Trials:
             result, timings = yield from self._measure(config, rung, timings, prefetched)
             if result.output is None:
                 self._check_baseline(number, result.cause, result.lost)
-                return record(FAILED, result.cause)
-            history |= _read_history(result.output, rung.images)
-            metrics = history[rung.images]
-            device = result.output.get("device", "")
-            timed_on |= {rung.images: device} if device else {}
-            problem = self._missing(metrics, result.output)
+                return self._record(proposal, "failed", result.cause, progress)
+            measurement = Measurement.from_mapping(result.output)
+            metrics = measurement.metrics
+            progress.add(rung.images, measurement)
+            problem = self._missing(measurement)
             if number == BASELINE:
                 self._check_baseline(number, self.racing.problem(rung.images, metrics, problem))
-            state: State = FAILED if problem else COMPLETE
+            state: State = "failed" if problem else "complete"
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
-                    known = make_record(proposal, STOPPED, metrics=metrics, images=rung.images)
-                    stop = self.racing.decide_known(known, device)
-                if stop is None or problem:  # more images may have what these lack
+                    known = make_record(proposal, "stopped", metrics=metrics, images=rung.images)
+                    progress.stop = self.racing.decide_known(known, measurement.device)
+                if progress.stop is None or problem:  # more images may have what these lack
                     continue
-                state = STOPPED
-                problem = self.racing.reason(stop)
-            return record(  # constraints are evaluated later
+                state = "stopped"
+                problem = self.racing.reason(progress.stop)
+            return self._record(
+                proposal,
                 state,
                 problem,
+                progress,
                 metrics=metrics,
-                history=tuple(sorted(history.items())),
+                history=tuple(sorted(progress.history.items())),
                 shards=names([*rung.files, *timings[-1:]]),
                 shape=shape if timings else "",
-                timed_on=timed_on,
+                timed_on=progress.timed_on,
                 images=rung.images,
-                stop=stop,
-                **_counts(result.output),
+                stop=progress.stop,
+                passes=measurement.passes,
+                taken=measurement.taken,
             )
         raise AssertionError("the last rung is all captions")
 
-    def _missing(self, metrics: Collection[str], output: Mapping[str, Any]) -> str | None:
+    def _begin(self, number: int, stopped: TrialRecord | None) -> _Progress:
+        """What is known of a trial before it runs: nothing, or what its record says if racing had
+        stopped it.
+        """
+        if stopped is None:
+            return _Progress(events.utc_now())
+        return _Progress(
+            stopped.started,
+            stopped.images,
+            dict(stopped.history),
+            dict(stopped.timed_on),
+            stopped.stop,
+            stopped.seconds - self.build.seconds[number],
+        )
+
+    def _record(
+        self,
+        proposal: Proposal,
+        state: State,
+        cause: str | None,
+        progress: _Progress,
+        **results: Any,
+    ) -> TrialRecord:
+        """The record of a trial that ran, without the violations of constraints."""
+        return make_record(
+            proposal,
+            state,
+            cause=cause,
+            started=progress.started,
+            seconds=progress.earlier_s + self.build.seconds[proposal.number],
+            **results,
+        )
+
+    def _missing(self, measurement: Measurement) -> str | None:
         """Why required metrics are missing; None if none is."""
-        skipped = output.get("skipped", {})
-        lacking = [
-            f"{name}: {skipped.get(name, 'not measured')}"
+        problems = [
+            f"{name}: {measurement.skipped.get(name, 'not measured')}"
             for name in self._required
-            if name not in metrics
+            if name not in measurement.metrics
         ]
-        return "; ".join(lacking) or None
+        return "; ".join(problems) or None
 
     def _measure(
         self,
@@ -328,7 +342,7 @@ class Trials:
         self, kind: type[events.TrialStarted], proposal: Proposal, first: Rung, last: Rung
     ) -> None:
         """Say how many shards a trial has, and how many are missing. A stopped trial needs those of
-        its next rung; of another, racing may stop it before the last.
+        its next rung. Any other needs all, though racing may stop it before the last.
         """
         assert proposal.config is not None
         sessions = self.sessions.of(proposal.config)[-1:]
@@ -353,16 +367,12 @@ class Trials:
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A trial between its proposal and its record. steps: what it measures; None if it measures
-    nothing.
-
-    is_lost: a machine, network or file made it fail.
-    """
+    """A trial between its proposal and its record."""
 
     proposal: Proposal
     record: TrialRecord | None = None
-    steps: Steps | None = None
-    is_lost: bool = False
+    steps: Steps | None = None  # what it measures; None if it measures nothing
+    is_lost: bool = False  # whether a machine, network or file made it fail
 
 
 class RunningTrials:
@@ -425,11 +435,10 @@ def revive(
     may_go_on: Callable[[], bool],
 ) -> None:
     """Run stopped trials on, rung by rung (see `next_trials`). write: stores a record that was
-    replaced.
+    replaced. numbers: trials that go on in any case; others only while `may_go_on`.
 
     Every step rewrites the record of one trial, and depends on the records alone. So a sweep that
-    is killed in between resumes with the same step. numbers: trials that go on in any case; others
-    only while `may_go_on`.
+    is killed in between resumes with the same step.
 
     Raises:
         PoolError: no worker is left and none can be started.
@@ -463,7 +472,7 @@ def revive(
                 running.start(RunningTrial(proposal, steps=trials.run(proposal, stopped)))
         record = running.take(number).record
         assert record is not None
-        if record.state != FAILED:
+        if not record.has_failed:
             _replace_record(records, write, trials.as_told(record, records[:number]))
             trials.emit(events.TrialRevived.of(records[number], trials.names))
         elif number in numbers:

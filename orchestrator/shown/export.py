@@ -14,13 +14,12 @@ from orchestrator.text import clean, markdown, markdown_block, markdown_code
 from search_spaces.documents import write_document
 from search_spaces.sweep_sections import BUILTIN
 
-SETTING, SCRIPT, REQUIREMENTS, PAGE, CARD = (
-    "setting.yaml",
-    "draw.py",
-    "requirements.txt",
-    "README.md",
-    "drafter.md",
-)
+# files of the folder
+SETTING = "setting.yaml"
+SCRIPT = "draw.py"
+REQUIREMENTS = "requirements.txt"
+PAGE = "README.md"
+CARD = "drafter.md"
 _PROJECT = "specfrontier"
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9._!]+")
 _SCRIPT = '''"""Draws images with a setting."""
@@ -83,28 +82,26 @@ def export_files(trial: Trial) -> dict[str, bytes]:
 
 
 def _requirements(trial: Trial) -> str:
-    """What the sweep ran with, beside this project, which the page names. The local part of a
+    """What the sweep ran with, except for this project, which the page names. The local part of a
     version, such as +cpu, names a build that an index may lack.
     """
     versions = {
         name: text.partition("+")[0] for name, text in trial.sweep.identity.versions.items()
     }
-    pinned = [
-        f"{name}=={version}"
-        for name, version in versions.items()
-        if name not in ("python", _PROJECT)
-    ]
-    pinned = [line for line in pinned if _REQUIREMENT.fullmatch(line)]  # no option of pip
+    others = versions.keys() - {"python", _PROJECT}
+    lines = [f"{name}=={version}" for name, version in versions.items() if name in others]
+    pinned = [line for line in lines if _REQUIREMENT.fullmatch(line)]  # no option of pip
     return "\n".join([clean(f"# Python {versions.get('python', '')}").rstrip(), *pinned, ""])
 
 
 def _page(trial: Trial) -> str:
     identity = trial.sweep.identity
-    sweep, target = markdown(identity.name), markdown(identity.target)
+    sweep = markdown(identity.name)
+    target = markdown(identity.target)
     version = markdown(identity.versions.get(_PROJECT, ""))
-    lossless = (
-        "leaves the distribution of images as it is" if trial.is_lossless else "is not lossless"
-    )
+    lossless = "is not lossless"
+    if trial.is_lossless:
+        lossless = "leaves the distribution of images as it is"
     parts = [
         f"# {markdown(trial.title)}",
         f"Trial {trial.number} of the sweep {sweep} of {target}. The setting {lossless}.",

@@ -6,10 +6,10 @@ Values have as many digits as their errors allow (see `workers.metrics.estimate.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from orchestrator.front.choice import BEST, LOSSLESS, Choice, recommend
+from orchestrator.front.choice import Choice, recommend
 from orchestrator.front.front import Front
 from orchestrator.front.trial import Trial
 from orchestrator.shown.papers import Replication
@@ -35,24 +35,28 @@ _LATEX = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Text of a table; bold where it is to be seen first."""
+    """A cell of a table."""
 
     text: str
-    bold: bool = False
+    bold: bool = False  # whether it is to be seen first
+
+
+_MISSING = Cell("-")
 
 
 @dataclass(frozen=True, slots=True)
 class PaperTable:
-    """caption: sentences. numbers: the first column of numbers, which are right-aligned."""
+    """A table of a paper."""
 
-    caption: str
+    caption: str  # sentences
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    numbers: int
+    numbers: int  # index of the first column of numbers, which are right-aligned
 
     def write(self, ending: str) -> bytes:
         """The table as a file with one of the endings of `orchestrator.outputs.PAPER_TABLES`."""
-        return (self._latex() if ending == ".tex" else self._markdown()).encode()
+        text = self._latex() if ending == ".tex" else self._markdown()
+        return text.encode()
 
     def _latex(self) -> str:
         columns = "l" * self.numbers + "r" * (len(self.head) - self.numbers)
@@ -88,10 +92,10 @@ def front_paper_table(
     metrics: further columns, each once. A trial without one has a dash there.
     """
     choices = recommend(front).choices
-    best = {kind: choices[kind] for kind in (BEST, LOSSLESS) if kind in choices}
-    shown = {trial.name for trial in (*rows, *best.values())}
+    best = [choice for kind, choice in choices.items() if kind in ("best", "best_lossless")]
+    shown = {trial.name for trial in (*rows, *best)}
     shown |= {trial.name for trial in front.candidates if trial.is_vanilla}
-    bold = {trial.name for trial in best.values()}
+    bold = {trial.name for trial in best}
     columns = tuple(dict.fromkeys((*front.metrics, *metrics)))
     lines = [
         [Cell(trial.name), Cell(trial.title), *_values(trial, columns, bold=trial.name in bold)]
@@ -106,7 +110,7 @@ def front_paper_table(
         if trial.name in shown and trial.is_lossless and not trial.is_vanilla
     ]
     shared = [metric.name for metric in columns if metric.is_of_distribution]
-    caption = _caption(front, best.values(), off)
+    caption = _caption(front, best, off)
     if lossless and shared:
         caption += f" Lossless, with vanilla's {' and '.join(shared)}: {', '.join(lossless)}."
     return PaperTable(caption, head, lines, 2)
@@ -122,42 +126,51 @@ def replication_table(found: Replication) -> PaperTable:
         figures = {figure.metric: figure for figure in row.figures}
         cells = [Cell(row.row.label)]
         for figure in map(figures.get, metrics):
-            measured = "-" if figure is None or figure.measured is None else str(figure.measured)
-            cells.append(Cell(measured, figure is not None and figure.verdict == "differs"))
-            cells.append(Cell("-" if figure is None else figure.in_our_unit))
+            if figure is None:
+                cells += [_MISSING, _MISSING]
+                continue
+            measured = _MISSING
+            if figure.measured is not None:
+                measured = Cell(str(figure.measured), figure.verdict == "differs")
+            cells += [measured, Cell(figure.in_our_unit)]
         rows.append(cells)
     caption = (
         f"{found.sweep} beside {found.table}, the published values. Values are followed by one "
-        "standard error. "
+        "standard error. Bold: differs from the published value beyond the error at the 5 % level."
     )
-    caption += "Bold: differs from the published value beyond the error at the 5 % level."
     head = ["setting", *(name for metric in metrics for name in (metric, "published"))]
     return PaperTable(caption, head, rows, 1)
 
 
-def _caption(front: Front, bold: Iterable[Choice], off: Sequence[str]) -> str:
+def _caption(front: Front, bold: Collection[Choice], off: Sequence[str]) -> str:
     of = [f"{name} ({len(sweep.records)} trials)" for name, sweep in front.sweeps.items()]
     machines = dict.fromkeys(str(sweep.machine) for sweep in front.sweeps.values() if sweep.machine)
     sentences = [f"The front of {' and '.join(of)}", "Values are followed by one standard error"]
-    sentences += [f"Speeds on {' and '.join(machines)}"] if machines else []
-    sentences += [f"Bold: {' and '.join(trial.choice for trial in bold)}"] if bold else []
-    sentences += [f"Not on the front: {', '.join(off)}"] if off else []
+    if machines:
+        sentences.append(f"Speeds on {' and '.join(machines)}")
+    if bold:
+        sentences.append(f"Bold: {' and '.join(trial.choice for trial in bold)}")
+    if off:
+        sentences.append(f"Not on the front: {', '.join(off)}")
     text = "".join(f"{sentence}. " for sentence in sentences).strip()
     return text.replace("<=", "≤").replace(">=", "≥").replace(" * ", " × ")
 
 
 def _heading(metric: Metric) -> str:
-    unit = f" [{metric.unit}]" if metric.is_time else ""
-    return f"{metric.name}{unit} {'↑' if metric.direction == 'maximize' else '↓'}"
+    name = f"{metric.name} [{metric.unit}]" if metric.is_time else metric.name
+    arrow = "↑" if metric.direction == "maximize" else "↓"
+    return f"{name} {arrow}"
 
 
 def _values(trial: Trial, metrics: Sequence[Metric], *, bold: bool) -> list[Cell]:
-    """Its values; bold: the first."""
-    texts = [
-        str(trial.metrics[metric.name]) if metric.name in trial.metrics else "-"
-        for metric in metrics
-    ]
-    return [Cell(text, bold and place == 0) for place, text in enumerate(texts)]
+    """Its values, the first of which may be bold."""
+    cells = []
+    for place, metric in enumerate(metrics):
+        if metric.name in trial.metrics:
+            cells.append(Cell(str(trial.metrics[metric.name]), bold and place == 0))
+        else:
+            cells.append(_MISSING)
+    return cells
 
 
 def _latex(text: str) -> str:

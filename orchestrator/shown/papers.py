@@ -82,36 +82,31 @@ _FRACTIONS = frozenset({"hpsv2", "clip_score"})  # at most 1; printed above 1, t
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A published number. printed: as in the paper. value: in the metric's unit. rounding: half of
-    its last digit.
-    """
+    """A published number."""
 
-    printed: str
-    value: float
-    rounding: float
+    printed: str  # as in the paper
+    value: float  # in the metric's unit
+    rounding: float  # half of its last digit
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A row of a paper's table. images: number of images of its quality metrics. images and
-    temperature are None if the paper does not state them. figures: without a metric here, by the
-    paper's own names. source: a key of `SOURCES`.
-    """
+    """A row of a paper's table."""
 
-    sweep: str
+    sweep: str  # the ready sweep that replicates it, and the label of its config; "" for none
     label: str
     paper: str
     table: str
     model: str
     dataset: str
-    images: int | None
-    temperature: float | None
+    images: int | None  # of its quality metrics; None if the paper does not state it
+    temperature: float | None  # None if the paper does not state it
     method: str
     setting: str
     metrics: Mapping[str, Figure]
-    figures: Mapping[str, str]
+    figures: Mapping[str, str]  # those without a metric here, by the paper's own names
     hardware: str
-    source: str
+    source: str  # a key of `SOURCES`
     note: str
 
 
@@ -152,7 +147,9 @@ def _row(row: Mapping[str, str]) -> Published:
 
 def _figure(printed: str, metric: str) -> Figure:
     number = Decimal(printed)
-    scale = Decimal("0.01") if metric in _FRACTIONS and number > 1 else Decimal(1)
+    scale = Decimal(1)
+    if metric in _FRACTIONS and number > 1:
+        scale = Decimal("0.01")
     exponent = int(number.as_tuple().exponent)
     return Figure(printed, float(number * scale), float(Decimal(5).scaleb(exponent - 1) * scale))
 
@@ -164,7 +161,7 @@ RULE: Final = (
     "freedom)"
 )
 TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captions they time
-# depend on the number of images
+# metrics that depend on the number of images
 _BIASED = frozenset({"fid", "inception_score", "precision", "recall"})
 _METRICS_OF_EXTRACTOR = {"features": _BIASED, "manifold": frozenset({"precision", "recall"})}
 Verdict = Literal["agrees", "differs", "no error", "not measured"]
@@ -172,15 +169,13 @@ Verdict = Literal["agrees", "differs", "no error", "not measured"]
 
 @dataclass(frozen=True, slots=True)
 class MetricRow:
-    """One figure of a row. measured: None if there is no such trial or metric. published: in the
-    metric's unit. printed: as in the paper. z: None without an error.
-    """
+    """One figure of a row."""
 
     metric: str
-    measured: Estimate | None
-    published: float
-    printed: str
-    z: float | None
+    measured: Estimate | None  # None if there is no such trial or metric
+    published: float  # in the metric's unit
+    printed: str  # as in the paper
+    z: float | None  # None without an error
     verdict: Verdict
 
     @property
@@ -190,19 +185,17 @@ class MetricRow:
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
-        return asdict(self) | {
-            "measured": None if self.measured is None else self.measured.to_mapping()
-        }
+        measured = None if self.measured is None else self.measured.to_mapping()
+        return asdict(self) | {"measured": measured}
 
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """A published row and the trial that replicates it (None: there is none). differences: where
-    the trial's config differs from the row's: `acceptance.k 10 instead of 1000`.
-    """
+    """A published row and the trial that replicates it."""
 
     row: Published
-    trial: int | None
+    trial: int | None  # its number; None if there is none
+    # where the trial's config differs from the row's: `acceptance.k 10 instead of 1000`
     differences: tuple[str, ...]
     figures: tuple[MetricRow, ...]
 
@@ -222,21 +215,19 @@ class TableRow:
 
 @dataclass(frozen=True, slots=True)
 class Replication:
-    """A sweep compared with a table. notes: other differences from the paper."""
+    """A sweep compared with a table."""
 
     sweep: str
     table: str
     rows: tuple[TableRow, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # other differences from the paper
 
     def with_verdict(self, verdict: Verdict) -> list[tuple[TableRow, MetricRow]]:
         """The figures with a verdict."""
-        return [
-            (row, figure)
-            for row in self.rows
-            for figure in row.figures
-            if figure.verdict == verdict
-        ]
+        found = []
+        for row in self.rows:
+            found += [(row, figure) for figure in row.figures if figure.verdict == verdict]
+        return found
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -274,7 +265,9 @@ def verdict(
         return None, "no error"
     excess = max(0.0, abs(measured.value - figure.value) - figure.rounding * (1 + 1e-9))
     if measured.error == 0:
-        return (None, "differs") if excess else (0.0, "agrees")
+        if excess:
+            return None, "differs"
+        return 0.0, "agrees"
     z = excess / (measured.error * math.sqrt(1 + measured.n / (images or measured.n)))
     critical = critical_t(np.array([degrees_of_freedom(measured)]))[0]
     return z, "differs" if z > critical else "agrees"
@@ -310,33 +303,31 @@ def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
         identity.timing_device,
     ]
     theirs = [first.model, first.dataset, first.hardware]
-    measured = [
-        (row.row, figure) for row in rows for figure in row.figures if figure.measured is not None
-    ]
-    metrics = dict.fromkeys(figure.metric for _, figure in measured)
-    notes = [
-        f"{name}: {_join(parts)}" for name, parts in (("measured", ours), ("published", theirs))
-    ]
+    # by metric, numbers of images: those measured, and those published
+    counts: dict[str, set[tuple[int, int | None]]] = {}
+    for row in rows:
+        for figure in row.figures:
+            if figure.measured is not None:
+                pair = (figure.measured.n, row.row.images)
+                counts.setdefault(figure.metric, set()).add(pair)
+    notes = [f"measured: {_join(ours)}", f"published: {_join(theirs)}"]
     sources = dict.fromkeys(row.row.source for row in rows if row.row.source != "paper")
     notes += [f"published figures are from {SOURCES[source]}" for source in sources]
     for name, net in identity.extractors.items():
-        if not metrics.keys().isdisjoint({name, *_METRICS_OF_EXTRACTOR.get(name, ())}):
+        if not counts.keys().isdisjoint({name, *_METRICS_OF_EXTRACTOR.get(name, ())}):
             notes.append(f"{name} measured by {net}")
     if identity.target.startswith("lumina"):
         notes.append(
             "lengths: papers count row ends (2353 tokens per image or more), this project does not "
             "(2304)"
         )
-    for metric in (metric for metric in metrics if metric in _BIASED):
-        counts = {
-            (f.measured.n, row.images) for row, f in measured if f.metric == metric and f.measured
-        }
-        notes += [
-            f"{metric}: {here:,} images measured, {there:,} published, and the metric depends on "
-            "that number"
-            for here, there in sorted(counts, key=str)
-            if there is not None and here != there
-        ]
+    for metric, pairs in counts.items():
+        for here, there in sorted(pairs, key=str):
+            if metric in _BIASED and there is not None and here != there:
+                notes.append(
+                    f"{metric}: {here:,} images measured, {there:,} published, and the metric "
+                    "depends on that number"
+                )
     return notes
 
 

@@ -1,8 +1,8 @@
-"""Names and numbers beside the points of a plot."""
+"""Names and numbers of the points of a plot."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
 
 _MAX_NAMES = 12
 _MAX_LINE = 24  # characters of a name
-# lines of names in the margin, in heights of letters; gaps between, in 1/72 inch
-_NAME_LINE, _NAME_GAP = 1.32, 3.0
+_NAME_LINE = 1.32  # height of a line of a name in the margin, in heights of letters
+_NAME_GAP = 3.0  # between two names, in 1/72 inch
 # heights of letters between the edge of a mark and the middle of a number that needs no line to it
 _NEAR = 1.3
-_MAX_NUMBERS = 40  # trials; with more, those off the front without a label have no numbers
+_MAX_NUMBERS = 40  # trials; with more, only those on the front or with a label have numbers
 _DIGITS = 0.75  # height of digits, in heights of a line of text
 _LINE_STEP = 2.0  # between the points by which numbers are kept off a line, in 1/72 inch
 _NAME_PLACE = 1.015  # of the names, in widths of the plot
 
 
 def write_numbers(plot: Axes, front: Front, named: Sequence[Candidate]) -> None:
-    """Write the trials' names in tables beside their points: of the `named` ones, and of others
+    """Write the trials' names in tables next to their points: of the `named` ones, and of others
     where there is room.
     """
     from matplotlib.font_manager import FontProperties
@@ -53,7 +53,8 @@ def write_numbers(plot: Axes, front: Front, named: Sequence[Candidate]) -> None:
     others = [trial for trial in front.candidates if trial.name not in names]
     if len(front.candidates) > _MAX_NUMBERS:
         others = [trial for trial in others if trial.on_front or trial.record.label.strip()]
-    trials, unit = [*named, *others], 72 / figure.dpi  # of a dot, in 1/72 inch
+    trials = [*named, *others]
+    unit = 72 / figure.dpi  # of a dot, in 1/72 inch
     size = FontProperties(size=styled("legend.fontsize", SMALL_LEGEND)).get_size_in_points()
     texts = [
         Text(text=trial.name, fontsize=size, parse_math=False, figure=figure) for trial in trials
@@ -128,8 +129,8 @@ def _drawn(plot: Axes) -> tuple[Floats, Floats]:
 
 
 def write_names(plot: Axes, points: Floats, named: Sequence[Candidate]) -> None:
-    """Write names in the right margin, each as near to the height of its point as the others allow,
-    with a line to it: the first ones, as many as the plot is high.
+    """Write names in the right margin, as many of the first ones as there is room for: each as near
+    to the height of its point as the others allow, with a line to it.
 
     points: of the trials [n, 2].
     """
@@ -181,24 +182,25 @@ def _apart(heights: Floats, sizes: Floats) -> Floats:
     return centres
 
 
-def named_trials(front: Front, found: Mapping[str, Choice]) -> list[Candidate]:
+def named_trials(front: Front, choices: Iterable[Choice]) -> list[Candidate]:
     """The candidates to name, the most important first: choices, vanilla, others on the front,
     others with a label.
     """
     vanilla = [trial for trial in front.candidates if trial.is_vanilla]
-    named: dict[str, Candidate] = {trial.name: trial for trial in [*found.values(), *vanilla]}
+    named: dict[str, Candidate] = {trial.name: trial for trial in [*choices, *vanilla]}
     labelled = [trial for trial in front.candidates if trial.record.label.strip()]
     for group in (front.members, labelled):
         others = [trial for trial in group if trial.name not in named]
         count = min(_MAX_NAMES - len(named), len(others))
-        places = np.linspace(0, len(others) - 1, count).round().astype(int) if count > 0 else ()
-        named |= {others[place].name: others[place] for place in places}
+        if count > 0:
+            places = np.linspace(0, len(others) - 1, count).round().astype(int)
+            named |= {others[place].name: others[place] for place in places}
     return list(named.values())
 
 
 def short_title(trial: Trial) -> str:
     """Its label, else its setting's name, in lines."""
     name = clean(trial.record.label)
-    return "\n".join(
-        wrap(name if name.strip(" �") else trial.setting, _MAX_LINE, break_long_words=False)
-    )
+    if not name.strip(" �"):
+        name = trial.setting
+    return "\n".join(wrap(name, _MAX_LINE, break_long_words=False))

@@ -13,7 +13,10 @@ from orchestrator.front.trial import Trial
 if TYPE_CHECKING:
     from orchestrator.front.pareto import Floats
 
-INK, SOFT, LEADER, ACCENT = "#1f2328", "#5b636d", "#c3c6ca", "#1f6f78"
+INK = "#1f2328"
+SOFT = "#5b636d"
+LEADER = "#c3c6ca"
+ACCENT = "#1f6f78"
 LEGEND_SIZE = 8.0
 SMALL_LEGEND = 6.5
 
@@ -22,9 +25,8 @@ def styled(key: str, ours: Any) -> Any:
     """matplotlib's setting, if its style sets one, else ours."""
     import matplotlib
 
-    own, default = (
-        dict(params.items())[key] for params in (matplotlib.rcParams, matplotlib.rcParamsDefault)
-    )
+    own = dict(matplotlib.rcParams.items())[key]
+    default = dict(matplotlib.rcParamsDefault.items())[key]
     return ours if own == default else own
 
 

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from orchestrator.front.choice import (
-    BEST,
     DEFAULT_FACTORS,
-    KNEE,
-    LOSSLESS,
     Choice,
+    ChoiceKind,
     default_limit,
     recommend,
 )
@@ -42,29 +40,33 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#bf5f97", "#6b3a10", "#55178a", "#5a5a5a", "#916b38")
 _BAR = ((-0.6, -1.2), (0.6, -1.2), (0.6, 1.2), (-0.6, 1.2), (-0.6, -1.2))
 _MARKERS: tuple[Any, ...] = ("o", "s", "D", "^", "v", "X", _BAR, "P", "*")
-_RINGS: dict[str, dict[str, Any]] = {  # by kind of choice
-    BEST: {"s": 250, "edgecolors": ACCENT, "linewidths": 1.8},
-    KNEE: {"s": 150, "linewidths": 1.2, "linestyle": (0, (2, 1.6))},
-    LOSSLESS: {"s": 105, "edgecolors": "#1d7a4e", "linewidths": 1.5},
+_RINGS: dict[ChoiceKind, dict[str, Any]] = {
+    "best": {"s": 250, "edgecolors": ACCENT, "linewidths": 1.8},
+    "knee": {"s": 150, "linewidths": 1.2, "linestyle": (0, (2, 1.6))},
+    "best_lossless": {"s": 105, "edgecolors": "#1d7a4e", "linewidths": 1.5},
 }
 _MAX_PALE_BARS = 100  # trials; with more, only the front has error bars
-_MAX_LEGEND_COLUMNS, _LEGEND_BELOW_PT = 6, 38
+_MAX_LEGEND_COLUMNS = 6
+_LEGEND_BELOW_PT = 38
 FIGURE_SIZE = (7.6, 5.6)
-_DPI, _TRUETYPE = 120, 42
+_DPI = 120
+_TRUETYPE = 42  # the type of fonts in a PDF
 _NO_DATE = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
-_SIZE, _PALE_SIZE, _STAR = 62, 26, 2.2  # areas of markers; of a star, times this
-# inches; narrower or lower axes have numbers beside points in the place of names, small letters
+_AREA = 62  # of a marker
+_PALE_AREA = 26
+_STAR_AREA = 2.2  # times the area of another marker
+# inches; narrower or lower axes have small letters, and numbers next to points instead of names
 _SMALL = (4.2, 2.4)
-_SMALL_TICKS, _SMALL_LABELS, _SMALL_AREAS = 7.0, 8.0, 0.45
+_SMALL_TICKS = 7.0
+_SMALL_LABELS = 8.0
+_SMALL_AREAS = 0.45  # times the areas of markers
 
 
 class Look(NamedTuple):
-    """The marks of a family of settings, here and in the report. colour: c0 to c7, and ink for
-    vanilla. shape: 0 to 7, and 8, a star, for vanilla.
-    """
+    """The marks of a family of settings, here and in the report."""
 
-    colour: str
-    shape: int
+    colour: str  # c0 to c7, and ink for vanilla
+    shape: int  # 0 to 7, and 8, a star, for vanilla
 
     @property
     def rgb(self) -> str:
@@ -157,8 +159,9 @@ def _colour(look: Look) -> str:
     if look.colour == "ink":
         return ink()
     cycle = styled("axes.prop_cycle", None)
-    colours = cycle.by_key().get("color") if cycle is not None else None
-    return str(colours[int(look.colour[1:]) % len(colours)]) if colours else look.rgb
+    if cycle is not None and (colours := cycle.by_key().get("color")):
+        return str(colours[int(look.colour[1:]) % len(colours)])
+    return look.rgb
 
 
 def _inches(plot: Axes) -> tuple[float, float]:
@@ -177,69 +180,76 @@ def _areas(plot: Axes) -> float:
 
 
 def _style(plot: Axes, x: str, y: str, title: str = "") -> None:
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.transforms import ScaledTranslation
-
+    """Write the labels of the axes, the title and the legend."""
     small = _is_small(plot)
     label_size = styled("axes.labelsize", _SMALL_LABELS if small else "medium")
     plot.set_xlabel(clean(x), fontsize=label_size, parse_math=False)
     plot.set_ylabel(clean(y), fontsize=label_size, parse_math=False)
-    for axis in ("x", "y") if small else ():
-        plot.tick_params(axis, labelsize=styled(f"{axis}tick.labelsize", _SMALL_TICKS))
-    if not small:  # a paper's figure has a caption
+    if small:
+        plot.tick_params("x", labelsize=styled("xtick.labelsize", _SMALL_TICKS))
+        plot.tick_params("y", labelsize=styled("ytick.labelsize", _SMALL_TICKS))
+    else:  # a paper's figure has a caption
         plot.set_title(
             clean(title), fontsize=styled("axes.titlesize", 11), loc="left", parse_math=False
         )
     plot.grid(alpha=0.25, linewidth=0.6)
     plot.spines[["top", "right"]].set_visible(False)
-    figure: Any = plot.get_figure(root=True)
-    legend_size = styled("legend.fontsize", SMALL_LEGEND if small else LEGEND_SIZE)
-    scale = FontProperties(size=legend_size).get_size_in_points() / LEGEND_SIZE
-    outer = plot.get_tightbbox()
-    # from below the label of the y axis on
-    left = outer.x0 - plot.bbox.x0 if small and outer is not None else 0.0
-    down = -scale * _LEGEND_BELOW_PT / 72
-    below = plot.transAxes + ScaledTranslation(left / figure.dpi, down, figure.dpi_scale_trans)
     if plot.get_legend_handles_labels()[0]:
-        place: dict[str, Any] = {
-            "loc": "upper left",
-            "bbox_to_anchor": (0, 0),
-            "bbox_transform": below,
+        _add_legend(plot, small=small)
+
+
+def _add_legend(plot: Axes, *, small: bool) -> None:
+    """Add a legend below the axes, in as many columns as there is room for."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.transforms import ScaledTranslation
+
+    figure: Any = plot.get_figure(root=True)
+    size = styled("legend.fontsize", SMALL_LEGEND if small else LEGEND_SIZE)
+    scale = FontProperties(size=size).get_size_in_points() / LEGEND_SIZE
+    left = 0.0
+    options: dict[str, Any] = {}
+    if small:
+        if (outer := plot.get_tightbbox()) is not None:
+            left = outer.x0 - plot.bbox.x0  # from below the label of the y axis on
+        options = {
+            "handlelength": 1.2,
+            "columnspacing": 0.8,
+            "labelspacing": 0.2,
+            "handletextpad": 0.4,
         }
-        if small:
-            place |= {
-                "handlelength": 1.2,
-                "columnspacing": 0.8,
-                "labelspacing": 0.2,
-                "handletextpad": 0.4,
-            }
-        for columns in range(_MAX_LEGEND_COLUMNS, 0, -1):
-            legend = plot.legend(
-                frameon=False, fontsize=legend_size, ncols=columns, borderaxespad=0, **place
-            )
-            for text in legend.get_texts():
-                text.set_parse_math(False)
-            if legend.get_window_extent().width <= plot.bbox.width - left:
-                break
+    down = -scale * _LEGEND_BELOW_PT / 72
+    below = ScaledTranslation(left / figure.dpi, down, figure.dpi_scale_trans)
+    for columns in range(_MAX_LEGEND_COLUMNS, 0, -1):
+        legend = plot.legend(
+            loc="upper left",
+            bbox_to_anchor=(0, 0),
+            bbox_transform=plot.transAxes + below,
+            frameon=False,
+            fontsize=size,
+            ncols=columns,
+            borderaxespad=0,
+            **options,
+        )
+        for text in legend.get_texts():
+            text.set_parse_math(False)
+        if legend.get_window_extent().width <= plot.bbox.width - left:
+            break
 
 
 def _axis_label(metric: Metric, *, small: bool = False) -> str:
     """A metric as the label of an axis: `fid, lower is better`; `fid ↓` on small axes."""
+    arrow, better = ("↑", "higher") if metric.direction == "maximize" else ("↓", "lower")
     if small:
-        return f"{metric.name} {'↑' if metric.direction == 'maximize' else '↓'}"
-    unit = f" [{metric.unit}]" if metric.unit else ""
-    return (
-        f"{metric.name}{unit}, {'higher' if metric.direction == 'maximize' else 'lower'} is better"
-    )
+        return f"{metric.name} {arrow}"
+    name = f"{metric.name} [{metric.unit}]" if metric.unit else metric.name
+    return f"{name}, {better} is better"
 
 
-def plot_front(
-    plot: Axes, front: Front, title: str = "", choices: Mapping[str, Choice] | None = None
-) -> None:
-    """Draw a front on matplotlib axes. Points off the front are pale, except vanilla. Those on it
-    have names, up to a dozen, or numbers if the axes are narrow, and rings mark the choices
-    (default: see `recommend`). With three metrics the front has no line. Fonts, colours and sizes
-    are those of matplotlib's style, where it sets any.
+def plot_front(plot: Axes, front: Front, title: str = "") -> None:
+    """Draw a front on matplotlib axes. Points that are not on the front are pale, except vanilla.
+    Those on it have names, up to a dozen, or numbers if the axes are narrow, and rings mark the
+    choices (see `recommend`). With three metrics the front has no line. Fonts, colours and
+    sizes are those of matplotlib's style, where it sets any.
     """
     candidates = front.candidates
     (x, y, *_) = front.metrics
@@ -248,18 +258,13 @@ def plot_front(
     families = [family(trial.config) for trial in candidates]
     line = _front_line(values[on_front & (len(front.metrics) == 2)], x.direction)
     plot.plot(*line.T, color=ACCENT, linewidth=1.4, zorder=1, label="front" if len(line) else None)
+    has_pale_bars = len(candidates) <= _MAX_PALE_BARS
     for name, look in looks(families).items():
         rows = np.array([own == name for own in families], dtype=np.bool_)
-        for member in (False, True):
-            chosen = (
-                rows & (on_front | (name == VANILLA))
-                if member
-                else rows & ~on_front & (name != VANILLA)
-            )
-            with_errors = member or len(candidates) <= _MAX_PALE_BARS
-            _points(
-                plot, values[chosen], errors[chosen] if with_errors else None, look, strong=member
-            )
+        strong = rows & (on_front | (name == VANILLA))
+        pale = rows & ~strong
+        _points(plot, values[pale], errors[pale] if has_pale_bars else None, look, strong=False)
+        _points(plot, values[strong], errors[strong], look, strong=True)
         if rows.any():
             plot.scatter(
                 [],
@@ -269,8 +274,8 @@ def plot_front(
                 marker=_MARKERS[look.shape],
                 label=name,
             )
-    found = recommend(front).choices if choices is None else choices
-    _mark_choices(plot, front, found)
+    choices = recommend(front).choices
+    _mark_choices(plot, front, choices)
     small = _is_small(plot)
     _style(plot, _axis_label(x, small=small), _axis_label(y, small=small), title)
     if not candidates:
@@ -278,7 +283,7 @@ def plot_front(
             0.5, 0.5, "no measured trial yet", ha="center", va="center", transform=plot.transAxes
         )
         return
-    named = named_trials(front, found)
+    named = named_trials(front, choices.values())
     if small:
         write_numbers(plot, front, named)
     else:
@@ -290,14 +295,16 @@ def _front_line(points: Floats, x_direction: str) -> Floats:
     one.
     """
     line = points[np.lexsort(points.T[::-1])]
-    between = np.stack(
-        [line[:-1, 0], line[1:, 1]] if x_direction == "maximize" else [line[1:, 0], line[:-1, 1]],
-        axis=1,
-    )
-    return np.insert(line, np.arange(1, len(line)), between, axis=0) if len(line) else line
+    if not len(line):
+        return line
+    corners = [line[1:, 0], line[:-1, 1]]
+    if x_direction == "maximize":
+        corners = [line[:-1, 0], line[1:, 1]]
+    return np.insert(line, np.arange(1, len(line)), np.stack(corners, axis=1), axis=0)
 
 
 def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, strong: bool) -> None:
+    """Draw points with their errors; pale unless they are strong."""
     if not len(values):
         return
     x, y = values.T
@@ -313,21 +320,19 @@ def _points(plot: Axes, values: Floats, errors: Floats | None, look: Look, *, st
             alpha=0.85 if strong else 0.3,
             zorder=2,
         )
-    size = (
-        (_STAR if look.shape == len(_MARKERS) - 1 else 1.0)
-        * (_SIZE if strong else _PALE_SIZE)
-        * _areas(plot)
-    )
+    area = (_AREA if strong else _PALE_AREA) * _areas(plot)
+    if look.shape == len(_MARKERS) - 1:
+        area *= _STAR_AREA
     ground = styled("axes.facecolor", "white")
     colour = _colour(look)
     face, edge = (colour, ground) if strong else (ground, colour)
     plot.scatter(
-        x, y, s=size, marker=_MARKERS[look.shape], facecolors=face, edgecolors=edge, linewidths=0.8,
+        x, y, s=area, marker=_MARKERS[look.shape], facecolors=face, edgecolors=edge, linewidths=0.8,
         alpha=1 if strong else 0.7, zorder=3,
     )  # fmt: skip
 
 
-def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice]) -> None:
+def _mark_choices(plot: Axes, front: Front, choices: Mapping[ChoiceKind, Choice]) -> None:
     """Draw rings around the choices, and a line at the quality bar of a single sweep."""
     vanilla = next(iter(front.sweeps.values())).baseline
     quality = front.metrics[1]
@@ -336,9 +341,11 @@ def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice]) -> None
         level = factor * vanilla.metrics[quality.name].value
         low, high = plot.get_ylim()
         if low < level < high:
-            name = f"{factor:g} × vanilla" + ("" if _is_small(plot) else f"'s {quality.name}")
+            name = f"{factor:g} × vanilla"
+            if not _is_small(plot):
+                name += f"'s {quality.name}"
             plot.axhline(level, color=ACCENT, linewidth=1.0, dashes=(5, 4), zorder=1, label=name)
-    for kind, trial in found.items():
+    for kind, trial in choices.items():
         x, y = (trial[metric.name] for metric in front.metrics[:2])
         plot.scatter([x], [y], facecolors="none", zorder=4, **_ring(plot, kind))
         name = kind.replace("_", " ") if _is_small(plot) else trial.choice
@@ -347,6 +354,6 @@ def _mark_choices(plot: Axes, front: Front, found: Mapping[str, Choice]) -> None
         )
 
 
-def _ring(plot: Axes, kind: str) -> dict[str, Any]:
+def _ring(plot: Axes, kind: ChoiceKind) -> dict[str, Any]:
     ring = {"edgecolors": ink(), **_RINGS[kind]}
     return ring | {"s": ring["s"] * _areas(plot)}

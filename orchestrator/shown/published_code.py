@@ -14,8 +14,11 @@ from typing import Any
 from search_spaces.acceptance import EXACT
 from search_spaces.trial import DecodingConfig
 
-_LANTERN_LEVELS, _LUMINA_LEVELS = 5, 6  # of its dynamic trees, for which it has no flags
-_LANTERN_WIDTH, _LANTERN_NODES = 10, 58
+# of LANTERN's dynamic trees, for which it has no flags
+_LANTERN_LEVELS = 5
+_LUMINA_LEVELS = 6
+_LANTERN_WIDTH = 10
+_LANTERN_NODES = 58
 _LANTERN_TREES = {  # by their names here
     "eagle1_26": "mc_sim_7b_63",
     "lanternpp_58": "naive_extend_57",
@@ -47,13 +50,11 @@ _GSD_WINDOW = (7, 6)
 
 @dataclass(frozen=True, slots=True)
 class PublishedCode:
-    """repository: OWNER/NAME. command: what to run or to set; empty if the code cannot express the
-    setting. lacks: what it cannot express, as sentences.
-    """
+    """A setting in the flags of one repository."""
 
-    repository: str
-    command: str
-    lacks: tuple[str, ...]
+    repository: str  # OWNER/NAME
+    command: str  # what to run or to set; empty if the code cannot express the setting
+    lacks: tuple[str, ...]  # what it cannot express, as sentences
 
 
 def published_code(config: DecodingConfig, target: str) -> list[PublishedCode]:

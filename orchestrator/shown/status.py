@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import PurePath
@@ -19,7 +19,7 @@ from orchestrator.store import files, launches
 from orchestrator.store.identity import Identity
 from orchestrator.store.prices import is_priced
 from orchestrator.store.progress import SweepProgress, read_progress
-from orchestrator.store.records import COMPLETE, FAILED, STOPPED, State, TrialRecord
+from orchestrator.store.records import State, TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
 from search_spaces.params import expect_mapping
@@ -41,16 +41,23 @@ def timing_notes(sweep: Sweep) -> list[str]:
         return notes
     place = [*_threads(machine.device), "--batch", str(machine.batch)]
     if untimed := [record.number for record in sweep.records if _is_untimed(record, sweep)]:
-        several = len(untimed) > 1
-        listed = untimed[:_MAX_LISTED]
-        trials = ", ".join(map(str, listed)) + (", ..." if len(listed) < len(untimed) else "")
-        chosen = [word for number in listed for word in ("--trial", str(number))]
+        chosen = []
+        for number in untimed[:_MAX_LISTED]:
+            chosen += ["--trial", str(number)]
         again = files.command(sweep.storage, "time", *chosen, *place)
-        notes.append(
-            f"trial{'s' * several} {trials} {'were' if several else 'was'} not timed on {machine}, "
-            f"so {'they have' if several else 'it has'} no speed there; `{again}` adds "
-            f"{'them' if several else 'it'}"
-        )
+        if len(untimed) == 1:
+            notes.append(
+                f"trial {untimed[0]} was not timed on {machine}, so it has no speed there; "
+                f"`{again}` adds it"
+            )
+        else:
+            trials = ", ".join(map(str, untimed[:_MAX_LISTED]))
+            if len(untimed) > _MAX_LISTED:
+                trials += ", ..."
+            notes.append(
+                f"trials {trials} were not timed on {machine}, so they have no speed there; "
+                f"`{again}` adds them"
+            )
     if sweep.prices.sessions_on(machine.device, machine.batch) == 1:
         again = files.command(sweep.storage, "time", *place)
         notes.append(f"all speeds on {machine} are of one timing session; `{again}` adds others")
@@ -68,7 +75,7 @@ def session_problems(sweep: Sweep) -> list[str]:
 def _is_untimed(record: TrialRecord, sweep: Sweep) -> bool:
     """Whether a trial has results, and no speed at the sweep's prices."""
     speeds = [name for name in sweep.identity.metrics if is_priced(name)][:1]
-    is_own = record.state == COMPLETE and record.duplicate_of is None
+    is_own = record.is_complete and record.duplicate_of is None
     return is_own and any(name not in record.metrics for name in speeds)
 
 
@@ -79,8 +86,8 @@ def _threads(device: Device) -> list[str]:
     return ["--threads", str(device.threads)] if device.threads else []
 
 
-MIN_PASSES = 100  # of the target, below which nothing is said about a drafter
-MAX_ACCEPTED = 0.05  # drafted tokens per pass that are "hardly any"
+MIN_PASSES = 100  # of the target; with fewer, nothing is said about a drafter
+MAX_ACCEPTED = 0.05  # drafted tokens per pass; fewer are hardly any
 
 
 def sweep_notes(sweep: Sweep, *, is_running: bool = False) -> list[str]:
@@ -104,23 +111,18 @@ def drafter_warnings(records: Iterable[TrialRecord], identity: Identity) -> list
     """
     counts: dict[str, list[tuple[float, float]]] = {}
     for record in records:
-        if (
-            record.config is not None
-            and (count := _tokens_and_passes(record, identity)) is not None
-        ):
+        count = _tokens_and_passes(record, identity)
+        if record.config is not None and count is not None:
             counts.setdefault(record.config.drafter.kind, []).append(count)
     found = []
     for kind, trials in counts.items():
+        key = f"drafters.{kind}"
         enough = [(tokens, passes) for tokens, passes in trials if passes >= MIN_PASSES]
-        if (
-            f"drafters.{kind}" in identity.models
-            and enough
-            and all(is_hardly_accepted(*count) for count in enough)
-        ):
+        if key not in identity.models or not enough:
+            continue
+        if all(is_hardly_accepted(*count) for count in enough):
             tokens, passes = max(enough, key=lambda count: count[0] / count[1])
-            found.append(
-                drafter_warning(kind, identity.files.get(f"drafters.{kind}"), tokens, passes)
-            )
+            found.append(drafter_warning(kind, identity.files.get(key), tokens, passes))
     return found
 
 
@@ -149,11 +151,10 @@ def _tokens_and_passes(record: TrialRecord, identity: Identity) -> tuple[float, 
     """The tokens of all images of a trial and the passes that emitted them, without prefills; None
     if unknown.
     """
-    length, compression = (
-        record.metrics.get(name) for name in ("mean_accepted_length", "step_compression")
-    )
     if not record.images:
         return None
+    length = record.metrics.get("mean_accepted_length")
+    compression = record.metrics.get("step_compression")
     tokens = record.images * (math.prod(identity.grid) - 1)
     if length is not None and length.value > 0:
         return tokens, tokens / length.value
@@ -184,21 +185,23 @@ class SweepStatus:
     idle_s: float | None  # since the last event or trial, None if there was none
     warnings: tuple[str, ...] = ()  # about the results
     logs: str | None = None  # folder of the workers' logs, if it is on this machine
-    # what is taken over from earlier sweeps: their names (`sweeps`), the number of images copied so
-    # far (in a bucket, of finished trials), and of trials that the search was told
+    # What is taken over from earlier sweeps: their names (`sweeps`), the number of `images` copied
+    # so far (in a bucket, those of finished trials), and of `trials` reported to the search.
     taken: Mapping[str, Any] | None = None
-    # how close the front is to that of the budget, None without one (see `PlateauState`)
+    # how close the front is to the plateau of the budget; None without one (see `PlateauState`)
     plateau: Mapping[str, Any] | None = None
 
 
 def sweep_status(
     storage: Storage, sweep: Sweep | None = None, now: datetime | None = None
 ) -> SweepStatus:
-    """Read the status. sweep: None before its first results. now: the time from which `idle_s`
-    counts.
-    """
+    """Read the status. sweep: None before its first results. now: the end of `idle_s`."""
     now = now or datetime.now(UTC)
-    records = () if sweep is None else sweep.records
+    name = PurePath(storage.display_name.partition("?")[0]).name
+    records: Sequence[TrialRecord] = ()
+    if sweep is not None:
+        name = sweep.name
+        records = sweep.records
     progress = read_progress(storage)
     launch = launches.find_launch(storage, progress, now)
     finished = {record.number for record in records}
@@ -210,8 +213,8 @@ def sweep_status(
     warnings = _damage(
         progress, records if storage.exists(files.EVENTS) else (), is_running=is_running
     )
-    warnings += [] if sweep is None else sweep_notes(sweep, is_running=is_running)
-    name = PurePath(storage.display_name.partition("?")[0]).name if sweep is None else sweep.name
+    if sweep is not None:
+        warnings += sweep_notes(sweep, is_running=is_running)
     logs = log_folder(storage)
     return SweepStatus(
         name=name,
@@ -219,8 +222,8 @@ def sweep_status(
         launch=launch,
         planned=files.planned_trials(storage),
         finished=len(records),
-        failed=_causes(records, FAILED),
-        stopped=_causes(records, STOPPED),
+        failed=_causes(records, "failed"),
+        stopped=_causes(records, "stopped"),
         running=tuple(sorted(progress.running.keys() - finished)),
         images=images,
         lost=tuple(map(launches.describe_event, progress.lost)),
@@ -266,7 +269,7 @@ def _taken(
     except ValueError as error:
         fix = "restore the file; without it the sweep cannot be resumed"
         raise ValueError(f"{storage.locate(files.EARLIER)}: {error}; {fix}") from error
-    copied = progress.taken | Counter(
+    copied = progress.copied | Counter(
         {record.number: record.taken * (record.duplicate_of is None) for record in records}
     )
     return {"sweeps": names, "images": copied.total(), "trials": reported}
@@ -275,9 +278,12 @@ def _taken(
 def _damage(
     progress: SweepProgress, records: Iterable[TrialRecord], *, is_running: bool
 ) -> list[str]:
-    """Sentences on what the events lack of these records."""
-    # the last line may be one that it is writing
-    damaged = progress.damaged - (is_running and progress.ends_damaged)
+    """Sentences on what is damaged or missing among the events. records: those that the events
+    should have.
+    """
+    damaged = progress.damaged
+    if is_running and progress.ends_damaged:
+        damaged -= 1  # it may be writing this line
     problems = []
     for count, kind, origin in (
         (damaged, "damaged line", ""),

@@ -32,16 +32,14 @@ _LABEL = re.compile(r"[^=, ]+=")  # of a node, in the place of a device
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeed:
-    """A speed-up that a sweep measured. digest: of the config. speedup: with its standard error, as
-    text. batch and device: those of the timings.
-    """
+    """A speed-up that a sweep measured."""
 
     sweep: str
     trial: int
-    digest: str
-    speedup: str
-    batch: int
-    device: str
+    digest: str  # of the config
+    speedup: str  # with its standard error
+    batch: int  # of the timings
+    device: str  # of the timings
 
     @classmethod
     def of(cls, identity: Identity, record: TrialRecord) -> Self | None:
@@ -75,45 +73,48 @@ class MeasuredSpeed:
             f"speed-up in {self.sweep}, trial {self.trial}: {self.speedup} at batch {self.batch} "
             f"on {self.device}"
         )
-        other = f"; not of this run: {' and '.join(differences)} (--against vanilla measures it)"
-        return text + (other if differences else "")
+        if differences:
+            text += f"; not of this run: {' and '.join(differences)}"
+            text += " (--against vanilla measures it)"
+        return text
 
     def differences(
         self, digest: str, batch: int, devices: Sequence[str], files: Collection[str] = ()
     ) -> list[str]:
-        """Why it is not the speed-up of a run with this config, batch and device. devices: the
-        names of that one, as a timing session has it first. files: of the models, by key, whose
-        contents are not those of the sweep.
+        """Why it is not the speed-up of a run with this config, batch and device.
+
+        Args:
+            digest: of the run's config.
+            batch: of the run.
+            devices: names of the run's device, the one of timing sessions first.
+            files: keys of the model files whose contents are not those of the sweep.
         """
-        found = ["its config was changed"] if digest != self.digest else []
-        found += (
-            [f"{', '.join(files)} differ{'s' * (len(files) == 1)} from the sweep's"]
-            if files
-            else []
-        )
-        found += [f"its batch is {batch}"] if batch != self.batch else []
-        is_other = self.device not in devices and _LABEL.match(self.device) is None
-        return found + ([f"its device is {devices[0]}"] if is_other else [])
+        found = []
+        if digest != self.digest:
+            found.append("its config was changed")
+        if files:
+            verb = "differs" if len(files) == 1 else "differ"
+            found.append(f"{', '.join(files)} {verb} from the sweep's")
+        if batch != self.batch:
+            found.append(f"its batch is {batch}")
+        if self.device not in devices and _LABEL.match(self.device) is None:
+            found.append(f"its device is {devices[0]}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A config to generate with, as a mapping, and where it is from.
+    """A config to generate with, and where it is from."""
 
-    origin: the trial, in words. models: as --models takes them. batch: at which the sweep timed it.
-    speed: what was measured. comments: at the head of its file. weights: content hashes of the
-    sweep's models. baseline: vanilla with the sweep's sampling. notes: on the sweep.
-    """
-
-    mapping: Mapping[str, Any]
-    origin: str = ""
-    models: str = BUILTIN
-    batch: int | None = None
-    speed: MeasuredSpeed | None = None
-    comments: str = ""
-    weights: Mapping[str, str] | None = None
-    baseline: DecodingConfig | None = None
-    notes: tuple[str, ...] = ()
+    mapping: Mapping[str, Any]  # the config
+    origin: str = ""  # the trial, in words
+    models: str = BUILTIN  # as --models takes them
+    batch: int | None = None  # at which the sweep timed it
+    speed: MeasuredSpeed | None = None  # as the sweep measured it
+    comments: str = ""  # at the head of its file
+    weights: Mapping[str, str] | None = None  # content hashes of the sweep's models
+    baseline: DecodingConfig | None = None  # vanilla with the sweep's sampling
+    notes: tuple[str, ...] = ()  # on the sweep
 
     def comments_for(self, digest: str) -> str:
         """The comments, if they are about the config with this digest."""
@@ -123,7 +124,9 @@ class Setting:
         """Keys of the models whose contents are not those of the sweep's, and which of them are
         missing. hashes: of the models that are used.
         """
-        weights = hashes if self.weights is None else self.weights
+        weights = self.weights
+        if weights is None:
+            return []
         found = sorted(
             key for key in weights.keys() | hashes.keys() if weights.get(key) != hashes.get(key)
         )
@@ -161,18 +164,25 @@ def config_header(
     remarks: Mapping[str, str] | None = None,
 ) -> str:
     """The comments at the head of a trial's config file: the trial, the speed-up, other metrics,
-    its plugins, and the config's digest. heading: what the trial was chosen for. remarks: the
-    metrics, each with what follows its value, such as `+2.3 ± 5.9 % against vanilla`, or "".
+    its plugins, and the config's digest.
+
+    Args:
+        identity: of the trial's sweep.
+        record: of the trial.
+        heading: what the trial was chosen for.
+        remarks: the metrics, each with what follows its value, such as `+2.3 ± 5.9 % against
+            vanilla`, or "".
     """
     speed = MeasuredSpeed.of(identity, record)
     lines = [f"{heading}: " * bool(heading) + f"trial {record.number} of {identity.name}"]
-    lines += (
-        [f"{SPEEDUP} {speed.speedup} at batch {speed.batch} on {speed.device}"] if speed else []
-    )
+    if speed is not None:
+        lines.append(f"{SPEEDUP} {speed.speedup} at batch {speed.batch} on {speed.device}")
     for name, remark in (remarks or {}).items():
         if name != SPEEDUP and name in record.metrics:
-            lines.append(f"{name} {record.metrics[name]}" + (f", {remark}" if remark else ""))
-    lines += [f"plugin {module}" for module in record.config.plugins] if record.config else []
+            line = f"{name} {record.metrics[name]}"
+            lines.append(f"{line}, {remark}" if remark else line)
+    if record.config is not None:
+        lines += [f"plugin {module}" for module in record.config.plugins]
     lines.append(f"config {record.digest}")
     return "".join(f"# {clean(line)}\n" for line in lines)
 

@@ -16,11 +16,13 @@ from search_spaces.paths import local_path
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-OPTUNA, MLFLOW = "Optuna", "MLflow"
+OPTUNA = "Optuna"
+MLFLOW = "MLflow"
 _OTHER = "another program"
 _MLFLOW_TABLES = {"experiments", "runs"}
 _OPTUNA_REVISION = re.compile(r"v\d")  # those of MLflow are hexadecimal
-_SQLITE, _POSTGRESQL = "sqlite", "postgresql"
+_SQLITE = "sqlite"
+_POSTGRESQL = "postgresql"
 _SQLITE_HEADER = b"SQLite format 3\0"
 _LOCK_KEY = 0x5F0C_4715  # of PostgreSQL's advisory lock; an arbitrary number
 

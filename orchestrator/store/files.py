@@ -58,12 +58,8 @@ def find_sweep(location: str | Path) -> Storage:
         NoSweepError: the URI is invalid.
     """
     name = str(location)
-    if (
-        "/" not in name
-        and "\\" not in name
-        and not Path(name).is_dir()
-        and Path(SWEEPS, name).is_dir()
-    ):
+    is_bare = "/" not in name and "\\" not in name
+    if is_bare and not Path(name).is_dir() and Path(SWEEPS, name).is_dir():
         location = Path(SWEEPS, name)
     try:
         return Storage(str(location))
@@ -76,8 +72,11 @@ def location(storage: Storage) -> str:
     else by its place.
     """
     file = storage.path(SWEEP)
-    name = "" if file is None else file.parent.name
-    return name if name and find_sweep(name).uri == storage.uri else storage.display_name
+    if file is not None:
+        name = file.parent.name
+        if name and find_sweep(name).uri == storage.uri:
+            return name
+    return storage.display_name
 
 
 def command(storage: Storage, name: str, *options: str) -> str:
@@ -89,11 +88,10 @@ def with_plugins(name: str, modules: Iterable[str]) -> list[str]:
     """The first words of a command that needs these plugins and is not given the sweep, which names
     them.
     """
-    return [
-        "specfrontier",
-        *(word for module in sorted(set(modules)) for word in ("--plugin", module)),
-        name,
-    ]
+    words = ["specfrontier"]
+    for module in sorted(set(modules)):
+        words += ["--plugin", module]
+    return [*words, name]
 
 
 def near_path(storage: Storage, name: str = "") -> str:
@@ -101,11 +99,9 @@ def near_path(storage: Storage, name: str = "") -> str:
     is inside.
     """
     place = storage.locate(name) if name else storage.display_name
-    return (
-        str(Path(place).relative_to(Path.cwd()))
-        if Path(place).is_relative_to(Path.cwd())
-        else place
-    )
+    if Path(place).is_relative_to(Path.cwd()):
+        return str(Path(place).relative_to(Path.cwd()))
+    return place
 
 
 def check_unused(storage: Storage) -> None:
@@ -116,13 +112,15 @@ def check_unused(storage: Storage) -> None:
     """
     found = [name for name in storage.names() if name in _RESULT_FILES]
     found += [f"{folder}/{name}" for folder in _RESULT_FOLDERS for name in storage.names(folder)]
-    if found:
-        more = f" and {len(found) - _MAX_NAMED} more" if len(found) > _MAX_NAMED else ""
-        raise ValueError(
-            f"{storage.display_name}: holds results but no {IDENTITY}, so they are not this "
-            f"sweep's: {', '.join(found[:_MAX_NAMED])}{more}; launch under another --name or "
-            f"--out, or restore {IDENTITY}"
-        )
+    if not found:
+        return
+    listed = ", ".join(found[:_MAX_NAMED])
+    if len(found) > _MAX_NAMED:
+        listed += f" and {len(found) - _MAX_NAMED} more"
+    raise ValueError(
+        f"{storage.display_name}: holds results but no {IDENTITY}, so they are not this sweep's: "
+        f"{listed}; launch under another --name or --out, or restore {IDENTITY}"
+    )
 
 
 def remove_unfinished(storage: Storage) -> int:
@@ -144,8 +142,10 @@ def read_sweep_text(storage: Storage) -> str:
     Raises:
         ValueError: the file is damaged, or another version of specfrontier wrote it.
     """
+    if not storage.exists(SWEEP):
+        return ""
     try:
-        return load_yaml(storage.read(SWEEP)) if storage.exists(SWEEP) else ""
+        return load_yaml(storage.read(SWEEP))
     except ValueError as error:
         problem = (
             f"{storage.locate(SWEEP)}: {error}; remove it: `launch SPACE --resume` writes it again"
@@ -172,7 +172,9 @@ def planned_trials(storage: Storage) -> int | None:
     it.
     """
     budget = read_sweep_yaml(storage).get("budget")
-    trials = budget.get("trials") if isinstance(budget, Mapping) else None
+    if not isinstance(budget, Mapping):
+        return None
+    trials = budget.get("trials")
     return trials if isinstance(trials, int) else None
 
 

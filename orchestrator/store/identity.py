@@ -46,10 +46,9 @@ class Identity:
     objectives: tuple[Metric, ...]  # with the direction that the sweep optimises
     constraints: tuple[str, ...]
     target: str
-    # by name, the content hash or identity of each
-    models: Mapping[str, str]
-    extractors: Mapping[str, str]
-    versions: Mapping[str, str]
+    models: Mapping[str, str]  # the content hash of each by name
+    extractors: Mapping[str, str]  # the content hash of each by name
+    versions: Mapping[str, str]  # of the libraries by name
     files: Mapping[str, str]  # paths of the models by the same names, when the sweep started
     captions: Mapping[str, Any]  # count, hash, source
     reference: Mapping[str, Any] | None  # identity, count, source
@@ -58,7 +57,7 @@ class Identity:
     samples: int  # images per caption
     grid: tuple[int, int]  # rows and columns of an image's tokens
     image_size: int
-    # of the first worker (see `orchestrator.cluster.placement`)
+    # these are facts of the first worker (see `orchestrator.cluster.placement`)
     device: str
     threads: int | None
     numerics: Mapping[str, Any]

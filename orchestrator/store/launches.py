@@ -55,9 +55,15 @@ def _is_resume(text: str, storage: Storage) -> bool:
         return True
     modules = []
     rest = words[1:]
-    while rest and (option := rest[0].partition("="))[0] == "--plugin":
-        modules.append(option[2] or "".join(rest[1:2]))
-        rest = rest[1 if option[1] else 2 :]
+    while rest:
+        option, equals_sign, module = rest[0].partition("=")
+        if option != "--plugin":
+            break
+        rest = rest[1:]
+        if not equals_sign:
+            module = "".join(rest[:1])
+            rest = rest[1:]
+        modules.append(module)
     file = storage.path(EVENTS)
     brought = file is not None and any(
         Path(*module.split(".")).resolve().is_relative_to(file.parent.resolve())
@@ -87,9 +93,8 @@ def describe_event(event: events.Event) -> str:
             about = event.phase
     if isinstance(event, events.TrialEvent | events.RevivalFailed):
         trial = f"trial {event.trial} "
-    return f"{datetime.fromisoformat(event.at):%H:%M:%S} {trial}{verb}" + (
-        f": {about}" if about else ""
-    )
+    text = f"{datetime.fromisoformat(event.at):%H:%M:%S} {trial}{verb}"
+    return f"{text}: {about}" if about else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,34 +118,52 @@ class Launch:
         """The launch in one line: `running for 42 seconds (process 7 on node1, since ...): loading
         the models`.
         """
-        resume = f"; resume with: {self.resume}"
-        seconds = "" if self.elapsed_s is None else describe_duration(self.elapsed_s)
         if self.state == RUNNING:
-            alive = "" if self.workers is None else f"; {counted(self.workers, 'worker')}"
-            doing = f": {self.phase}" if self.phase else ""
-            return f"running{f' for {seconds}' if seconds else ''} ({self.driver}){doing}{alive}"
+            return self._describe_running()
+        resume = f"; resume with: {self.resume}"
         if self.state == KILLED:
             return f"not running: {self.driver}, was killed, or its machine stopped{resume}"
-        after = f" after {seconds}" if seconds else ""
-        cause = f": {self.cause}" if self.cause else ""
-        return f"{self.state}{after}{cause}" + (
-            resume if self.state in (INTERRUPTED, FAILED) else ""
-        )
+        text = self.state
+        if self.elapsed_s is not None:
+            text += f" after {describe_duration(self.elapsed_s)}"
+        if self.cause:
+            text += f": {self.cause}"
+        if self.state in (INTERRUPTED, FAILED):
+            text += resume
+        return text
+
+    def _describe_running(self) -> str:
+        text = "running"
+        if self.elapsed_s is not None:
+            text += f" for {describe_duration(self.elapsed_s)}"
+        text += f" ({self.driver})"
+        if self.phase:
+            text += f": {self.phase}"
+        if self.workers is not None:
+            text += f"; {counted(self.workers, 'worker')}"
+        return text
 
 
 def find_launch(
     storage: Storage, progress: SweepProgress | None = None, now: datetime | None = None
 ) -> Launch:
-    """The latest launch of a sweep. progress: of its events, read if it is not given. now: the time
-    until which a launch that runs has taken.
+    """The latest launch of a sweep.
+
+    Args:
+        storage: of the sweep.
+        progress: the state by its events; None: they are read.
+        now: the end of the time that a running launch has taken so far, by default now.
     """
-    progress = read_progress(storage) if progress is None else progress
+    if progress is None:
+        progress = read_progress(storage)
     holder = read_holder(storage, DRIVER_LOCK)
     ended = progress.ended
     driver = None if holder is None else holder.name
     elapsed = None
     if progress.launched is not None:
-        end = datetime.fromisoformat(ended.at) if ended else now or datetime.now(UTC)
+        end = now or datetime.now(UTC)
+        if ended:
+            end = datetime.fromisoformat(ended.at)
         elapsed = (end - datetime.fromisoformat(progress.launched)).total_seconds()
     if holder is not None and holder.is_alive:
         phase = "" if progress.running else progress.phase
@@ -183,7 +206,8 @@ def load_identity(storage: Storage) -> Identity:
             f"{storage.display_name}: no results yet; {find_launch(storage).text} (`{status}`)"
         )
     if identity is None:
-        names = sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}"))
-        others = f"; ./{SWEEPS} has {', '.join(names)}" if names else ""
-        raise NoSweepError(f"{storage.display_name}: no sweep here (no {IDENTITY}){others}")
+        problem = f"{storage.display_name}: no sweep here (no {IDENTITY})"
+        if names := sorted(path.parent.name for path in Path(SWEEPS).glob(f"*/{IDENTITY}")):
+            problem += f"; ./{SWEEPS} has {', '.join(names)}"
+        raise NoSweepError(problem)
     return identity

@@ -47,16 +47,13 @@ _MAX_FACTS = 4096  # bytes of a lock's file that are read
 
 @dataclass(slots=True)
 class Lock:
-    """acquired: whether this process holds it. holder: who does, if another process; otherwise who
-    held it and died.
+    """A lock that this process holds, or another one."""
 
-    renewal: the other process's claim and when it was renewed, in object stores. is_lost: another
-    process has taken over, because this one did not renew its claim in time.
-    """
-
-    acquired: bool
-    holder: str | None
+    acquired: bool  # whether this process holds it
+    holder: str | None  # the other process that holds it, or that held it last and died
+    # in object stores: the other process's claim, and when that was renewed
     renewal: tuple[str, float] | None = None
+    # whether another process has taken over, as this one did not renew its claim in time
     is_lost: bool = False
 
 
@@ -66,7 +63,9 @@ def exclusive(storage: Storage, name: str) -> AbstractContextManager[Lock]:
     Raises:
         OSError: the storage cannot be written.
     """
-    return _claim(storage, name) if storage.path(name) is None else _lock_file(storage, name)
+    if storage.path(name) is None:
+        return _claim(storage, name)
+    return _lock_file(storage, name)
 
 
 class LockError(RuntimeError):
@@ -119,17 +118,19 @@ def check_lock(storage: Storage, lock: Lock) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The process that a lock names. is_alive: whether it holds the lock now; one that does not has
-    died with it, because a process that releases a lock removes its name.
-    """
+    """The process that a lock names."""
 
     name: str
+    # Whether it holds the lock now. One that does not has died with it, because a process that
+    # releases a lock removes its name.
     is_alive: bool
 
 
 def read_holder(storage: Storage, name: str) -> Holder | None:
-    """The process that holds a lock, or died with it; None if there is none. Writes nothing, so the
-    storage may be read-only; in object stores, it relies on this machine's clock.
+    """The process that holds a lock, or died with it; None if there is none.
+
+    Writes nothing, so the storage may be read-only. In object stores it relies on this machine's
+    clock.
     """
     path = storage.path(name)
     if path is None:
@@ -148,7 +149,9 @@ def read_holder(storage: Storage, name: str) -> Holder | None:
     assert file is not None
     with file:
         holder = _describe(file.read(_MAX_FACTS))
-        return None if holder is None else Holder(holder, not _flock(file.fileno(), fcntl.LOCK_SH))
+        if holder is None:
+            return None
+        return Holder(holder, not _flock(file.fileno(), fcntl.LOCK_SH))
 
 
 @contextmanager
@@ -214,7 +217,7 @@ def _lock_file(storage: Storage, name: str) -> Iterator[Lock]:
         try:
             yield lock
         finally:
-            # of a store that is full or read-only by now; the lock itself is released
+            # the store may be full or read-only by now; the lock itself is released
             with suppress(OSError):
                 _rewrite(file, b"")
 
@@ -245,7 +248,9 @@ def _claim(storage: Storage, name: str) -> Iterator[Lock]:
             claim for claim, moment in renewed.items() if now is None or now - moment <= LEASE_S
         )
         is_free = now is not None and not fresh
-        lock = Lock(is_free, None, (fresh[0], renewed[fresh[0]]) if fresh else None)
+        lock = Lock(is_free, None)
+        if fresh:
+            lock.renewal = (fresh[0], renewed[fresh[0]])
         if fresh or renewed:
             lock.holder = _describe(_read_claim(storage, name, min(fresh or renewed)))
         if not lock.acquired:
@@ -264,14 +269,14 @@ def _claim(storage: Storage, name: str) -> Iterator[Lock]:
             stop.set()
             renewing.join(_JOIN_TIMEOUT_S)
     finally:
-        with suppress(OSError):  # it expires
+        with suppress(OSError):  # the claim expires
             storage.remove(f"{name}/{own}")
 
 
 def _renew(storage: Storage, name: str, own: str, lock: Lock, stop: threading.Event) -> None:
     facts = _own_facts()
     while not stop.wait(RENEWAL_S):
-        # other processes cannot reach the store either, or the next renewal is in time
+        # after an error the next renewal is in time, or other processes have no store either
         with suppress(OSError):
             if own not in storage.names(name):
                 lock.is_lost = True
@@ -292,8 +297,8 @@ def _own_facts() -> bytes:
 
 
 def _describe(data: bytes) -> str | None:
-    """The process that a file names, None if none. A file that cannot be read names an unknown
-    one.
+    """The process that a lock's file names, None for an empty file. A file that cannot be parsed
+    names an unknown one.
     """
     if not data:
         return None

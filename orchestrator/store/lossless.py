@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from orchestrator.store.identity import Identity
-from orchestrator.store.records import FAILED, TrialRecord
+from orchestrator.store.records import TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate, Noise, jackknife_error
@@ -46,7 +46,7 @@ class QualityGroups:
 
     def group(self, record: TrialRecord) -> Sampling | None:
         """The sampling that a trial's group has; None if the trial is in none."""
-        if record.config is None or record.state == FAILED:
+        if record.config is None or record.has_failed:
             return None
         return _lossless_sampling(record.config, self.cols)
 

@@ -30,13 +30,15 @@ _EXACT = "exact"
 
 def describe(config: DecodingConfig, baseline: Sampling | None = None) -> str:
     """The name of a setting without a limit on its length: with all values, and no words
-    abbreviated. Different settings are described differently.
+    abbreviated. Different settings have different names.
 
     baseline: sampling that is omitted.
     """
     parts = _parts(config, baseline)
     text = _join(parts, _all_values(parts), short=False, digits=_EXACT_DIGITS)
-    return text if all(part.is_exact for part in parts) else f"{text}#{_hash(config)}"
+    if all(part.is_exact for part in parts):
+        return text
+    return f"{text}#{_hash(config)}"
 
 
 def title(label: str, setting: str) -> str:
@@ -47,8 +49,8 @@ def title(label: str, setting: str) -> str:
 
 
 def trial_title(name: object, label: str, setting: str = "") -> str:
-    """What names a trial in a sentence: `trial 5, gsd: jacobi-chain15 grouped`; where its setting
-    stands beside it, `trial 5, gsd` or `trial 8`.
+    """What names a trial in a sentence: `trial 5, gsd: jacobi-chain15 grouped`, or without its
+    setting `trial 5, gsd` or `trial 8`.
 
     name: its number, after its sweep's name if there are several.
     """
@@ -62,8 +64,11 @@ def family(config: DecodingConfig) -> str:
     if config.is_vanilla:
         return VANILLA
     rule = config.acceptance
-    kinds = [] if config.drafter.row_lag is None else ["rows"]
-    kinds += [rule.neighbourhood.kind] if rule.neighbourhood != EXACT.neighbourhood else []
+    kinds = []
+    if config.drafter.row_lag is not None:
+        kinds.append("rows")
+    if rule.neighbourhood != EXACT.neighbourhood:
+        kinds.append(rule.neighbourhood.kind)
     if rule.schedule != EXACT.schedule:
         kinds.append(rule.schedule.kind)
     if rule.verification != EXACT.verification:
@@ -77,24 +82,23 @@ def format_number(value: float, digits: int) -> str:
 
 
 class _Part(NamedTuple):
-    """A kind and its values, in one part of a name. glue: what separates it from the part before.
-    kind, abbreviation: its long and its short form.
-    """
+    """A kind and its values, in one part of a name."""
 
-    glue: str
+    glue: str  # what separates it from the part before
     kind: str
-    abbreviation: str
+    abbreviation: str  # of the kind
     values: tuple[tuple[ParamField, Any], ...]
 
     def text(self, *, short: bool, digits: int, shown: int) -> str:
         """The part of a name. shown: number of values to write; the others are omitted."""
         kind = self.abbreviation if short else self.kind
         values = [_value(field, value, digits, short=short) for field, value in self.values[:shown]]
-        if not values:
-            return f"{self.glue}{kind}" if kind else ""
-        if not kind or [field.key for field, _ in self.values] == ["length"]:
-            return f"{self.glue}{kind}{','.join(values)}"
-        return f"{self.glue}{kind}({','.join(values)})"
+        if not kind and not values:
+            return ""
+        listed = ",".join(values)
+        if values and kind and [field.key for field, _ in self.values] != ["length"]:
+            listed = f"({listed})"
+        return f"{self.glue}{kind}{listed}"
 
     @property
     def is_exact(self) -> bool:
@@ -120,7 +124,8 @@ class SettingNames:
     """
 
     def __init__(self, baseline: Sampling | None, form: Form = Form.OWN) -> None:
-        self._baseline, self._form = baseline, form
+        self._baseline = baseline
+        self._form = form
         self._names: dict[DecodingConfig, str] = {}
 
     @classmethod
@@ -128,17 +133,18 @@ class SettingNames:
         """The names in several sweeps together. If their baselines differ, plain sampling is
         omitted instead.
         """
-        found = set(baselines)
-        return cls(found.pop() if len(found) == 1 else Sampling(), form)
+        different = set(baselines)
+        if len(different) == 1:
+            return cls(different.pop(), form)
+        return cls(Sampling(), form)
 
     def alike(self, configs: Iterable[DecodingConfig]) -> SettingNames:
-        """These names, in which all words are abbreviated if those of one of these settings are."""
-        is_short = any(_new_name(config, self._baseline, Form.OWN)[1] for config in configs)
-        return (
-            SettingNames(self._baseline, Form.ABBREVIATED)
-            if is_short and self._form is Form.OWN
-            else self
-        )
+        """Names in which all words are abbreviated if those of one of these settings are."""
+        if self._form is not Form.OWN:
+            return self
+        if any(_new_name(config, self._baseline, Form.OWN)[1] for config in configs):
+            return SettingNames(self._baseline, Form.ABBREVIATED)
+        return self
 
     def name(self, config: DecodingConfig | None) -> str:
         """The setting's name."""
@@ -157,13 +163,12 @@ class SettingNames:
 
 def _new_name(config: DecodingConfig, baseline: Sampling | None, form: Form) -> tuple[str, bool]:
     """The setting's name, and whether its words are abbreviated."""
-    parts, words = _parts(config, baseline), (False, True) if form is Form.OWN else (True,)
+    parts = _parts(config, baseline)
+    words = (False, True) if form is Form.OWN else (True,)
     if all(part.is_exact for part in parts):
         for short in words:
-            if (
-                len(name := _join(parts, _all_values(parts), short=short, digits=_EXACT_DIGITS))
-                <= MAX_NAME
-            ):
+            name = _join(parts, _all_values(parts), short=short, digits=_EXACT_DIGITS)
+            if len(name) <= MAX_NAME:
                 return name, short
     text, short = _fit(parts, MAX_NAME - _HASH - 1, words)
     return f"{text}#{_hash(config)}", short
@@ -174,43 +179,60 @@ def _hash(config: DecodingConfig) -> str:
 
 
 def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
-    rule = config.acceptance
     if config.is_vanilla:
         parts = [_Part("", VANILLA, VANILLA, ())]
     else:
-        parts = [
-            _part("", config.drafter),
-            *([_part("-", config.policy)] if config.drafter.has_drafts else []),
-        ]
-        setting = len(parts)
-        if rule.neighbourhood != EXACT.neighbourhood:
-            parts.append(_part(" ", rule.neighbourhood))
-        if rule.schedule != EXACT.schedule:
-            glue = " " if len(parts) == setting else "+"
-            parts.append(_part(glue, rule.schedule))
-        if rule.verification != EXACT.verification:
-            parts.append(_part(" " if len(parts) == setting else "+", rule.verification))
-        if len(parts) == setting and config.drafter.has_drafts:
-            parts.append(_Part(" ", _EXACT, _EXACT, ()))
+        parts = [_part("", config.drafter)]
+        if config.drafter.has_drafts:
+            parts.append(_part("-", config.policy))
+        parts += _rule_parts(config)
+        rule = config.acceptance
         if rule.resampling != EXACT.resampling:
             resampling = (type(rule).fields()["resampling"], rule.resampling)
             parts[-1] = parts[-1]._replace(values=(*parts[-1].values, resampling))
     if config.sampling is not None and config.sampling != baseline:
-        fields = Sampling.fields().values()
-        values = ((field, getattr(config.sampling, field.name)) for field in fields)
-        changed = [(f, v) for f, v in values if baseline is None or v != getattr(baseline, f.name)]
-        if changed:
-            parts.append(_Part(" ", "", "", tuple(changed)))
-        dynamic = config.sampling.dynamic_temperature
-        if dynamic != (baseline or Sampling()).dynamic_temperature:
-            parts.append(_part(" ", dynamic))
+        parts += _sampling_parts(config.sampling, baseline)
+    return parts
+
+
+def _rule_parts(config: DecodingConfig) -> list[_Part]:
+    """The parts of the acceptance rule that differ from the exact one."""
+    rule = config.acceptance
+    kinds: list[Params] = []
+    if rule.neighbourhood != EXACT.neighbourhood:
+        kinds.append(rule.neighbourhood)
+    if rule.schedule != EXACT.schedule:
+        kinds.append(rule.schedule)
+    if rule.verification != EXACT.verification:
+        kinds.append(rule.verification)
+    if not kinds and config.drafter.has_drafts:
+        return [_Part(" ", _EXACT, _EXACT, ())]
+    return [_part("+" if place else " ", kind) for place, kind in enumerate(kinds)]
+
+
+def _sampling_parts(sampling: Sampling, baseline: Sampling | None) -> list[_Part]:
+    """The parts of the sampling that differ from the baseline's."""
+    parts = []
+    changed = []
+    for field in Sampling.fields().values():
+        value = getattr(sampling, field.name)
+        if baseline is None or value != getattr(baseline, field.name):
+            changed.append((field, value))
+    if changed:
+        parts.append(_Part(" ", "", "", tuple(changed)))
+    dynamic = sampling.dynamic_temperature
+    if dynamic != (baseline or Sampling()).dynamic_temperature:
+        parts.append(_part(" ", dynamic))
     return parts
 
 
 def _part(glue: str, params: Params) -> _Part:
     """A part with the values that are required or not at their defaults, the leading ones first."""
-    given = [(field, getattr(params, field.name)) for field in params.fields().values()]
-    values = [(f, v) for f, v in given if v is not None and (f.required or v != f.default)]
+    values = []
+    for field in params.fields().values():
+        value = getattr(params, field.name)
+        if value is not None and (field.required or value != field.default):
+            values.append((field, value))
     rank = {key: place for place, key in enumerate(params.leading)}
     values.sort(key=lambda entry: rank.get(entry[0].key, len(rank)))
     return _Part(glue, params.kind, params.short, tuple(values))
@@ -225,10 +247,11 @@ def _is_exact(value: Any) -> bool:
 def _value(field: ParamField, value: Any, digits: int, *, short: bool) -> str:
     if isinstance(value, str):  # no two fields of a part share a choice
         return field.abbreviations.get(value, value) if short else value
-    if isinstance(value, tuple) and any(isinstance(entry, tuple) for entry in value):
+    if not isinstance(value, tuple):
+        return field.symbol + format_number(value, digits)
+    if any(isinstance(entry, tuple) for entry in value):
         return f"n{len(value)}"  # the paths of a tree's nodes
-    entries = value if isinstance(value, tuple) else (value,)
-    return field.symbol + "..".join(format_number(entry, digits) for entry in entries)
+    return field.symbol + "..".join(format_number(entry, digits) for entry in value)
 
 
 def _all_values(parts: list[_Part]) -> list[int]:
@@ -244,9 +267,10 @@ def _join(parts: list[_Part], shown: list[int], *, short: bool, digits: int) -> 
 
 
 def _fit(parts: list[_Part], limit: int, words: tuple[bool, ...]) -> tuple[str, bool]:
-    """The parts as text of at most `limit` characters: rounded, abbreviated, or without last values
-    of the longest; and whether words are abbreviated. words: whether they may be, in the order of
-    preference.
+    """The parts as text of at most `limit` characters, and whether words are abbreviated. Values
+    are rounded first, then the last ones of the longest parts are left out.
+
+    words: whether words may be abbreviated, in the order of preference.
     """
     shown = _all_values(parts)
     for short, digits in (*((short, 3) for short in words), (True, 2)):
@@ -257,6 +281,8 @@ def _fit(parts: list[_Part], limit: int, words: tuple[bool, ...]) -> tuple[str, 
             len(part.text(short=True, digits=2, shown=count))
             for part, count in zip(parts, shown, strict=True)
         ]
-        shown[max((i for i, count in enumerate(shown) if count), key=lengths.__getitem__)] -= 1
+        places = [place for place, count in enumerate(shown) if count]
+        longest = max(places, key=lengths.__getitem__)
+        shown[longest] -= 1
         text = _join(parts, shown, short=True, digits=2)
     return text[:limit], True

@@ -16,8 +16,6 @@ from orchestrator.errors import QueryError
 from orchestrator.store.files import read_table
 from orchestrator.store.identity import Identity
 from orchestrator.store.records import (
-    FAILED,
-    STOPPED,
     History,
     TrialRecord,
     may_compare_speeds,
@@ -53,10 +51,12 @@ def read_prices(storage: Storage, names: Sequence[str] | None = None) -> PriceLi
     """The costs from timing sessions of a store, by default all. Files that cannot be used are
     among its `problems`.
     """
-    names = [f"{TIMINGS}/{name}" for name in storage.names(TIMINGS)] if names is None else names
-    found = list(in_parallel(partial(_session_or_problem, storage), names))
-    sessions = [entry for entry in found if not isinstance(entry, str)]
-    return PriceList(sessions, [entry for entry in found if isinstance(entry, str)])
+    if names is None:
+        names = [f"{TIMINGS}/{name}" for name in storage.names(TIMINGS)]
+    read = list(in_parallel(partial(_session_or_problem, storage), names))
+    sessions = [entry for entry in read if not isinstance(entry, str)]
+    problems = [entry for entry in read if isinstance(entry, str)]
+    return PriceList(sessions, problems)
 
 
 def _session_or_problem(storage: Storage, name: str) -> TimedSession | str:
@@ -110,9 +110,13 @@ class Machine:
     def find(
         cls, prices: PriceList, device: str | None, batch: int | None, own_batch: int = 1
     ) -> Self:
-        """The device whose name has this part, by default the sweep's own or else the only one; and
-        the batch size, by default the sweep's own where settings were timed at it there, else the
-        first one.
+        """One of the devices and batch sizes that a sweep has prices of.
+
+        Args:
+            prices: of the sweep.
+            device: a part of the device's name; None: the sweep's own, or else the only one.
+            batch: None: `own_batch` where settings were timed at it there, else the first one.
+            own_batch: the batch size of the sweep itself.
 
         Raises:
             QueryError: there is no such device, there are several, or nothing was timed at that
@@ -122,14 +126,13 @@ class Machine:
         known = (
             f"the sweep has prices of {listed or 'no device'}; `specfrontier time` measures others"
         )
-        named = list(prices.devices) if prices.own is None or device is not None else [prices.own]
+        named = list(prices.devices)
         if device is not None:
-            named = [entry for entry in named if device.casefold() in str(entry).casefold()]
-            named = [
-                entry for entry in named if device.casefold() == str(entry).casefold()
-            ] or named
+            named = _find_named(device, named)
             if not named:
                 raise QueryError(f"no prices of a device {device!r}: {known}")
+        elif prices.own is not None:
+            named = [prices.own]
         timed = [
             entry for entry in prices.devices if batch is None or batch in prices.batches_on(entry)
         ]
@@ -142,13 +145,21 @@ class Machine:
                 f"{others}"
             )
         if not found:
-            raise QueryError(f"no prices{at}{f' of {device!r}' if device else ''}: {known}")
+            of = f" of {device!r}" if device else ""
+            raise QueryError(f"no prices{at}{of}: {known}")
         if len(named if device is None else found) > 1:
             of = "" if device is None else f" with {device!r} in their names"
             raise QueryError(
                 f"{len(named)} devices{of} were timed; choose one with --device: {known}"
             )
         return cls._at(prices, found[0], batch or own_batch)
+
+
+def _find_named(name: str, devices: Sequence[Device]) -> list[Device]:
+    """The device of this name, or else those whose names have this part."""
+    name = name.casefold()
+    same = [device for device in devices if str(device).casefold() == name]
+    return same or [device for device in devices if name in str(device).casefold()]
 
 
 def _batches(prices: PriceList, device: Device) -> str:
@@ -181,9 +192,12 @@ def price_on(
         metrics = {name: value for name, value in record.metrics.items() if not is_priced(name)}
         if record.metrics:
             metrics = _speeds(names, record, prices, machine, storage) | metrics
-        has_speeds = any(is_priced(name) for name in metrics)
-        timed_on = {record.images: str(machine.device)} if has_speeds else {}
-        history = record.history if has_speeds else _without_speeds(record.history)
+        timed_on = {}
+        history = record.history
+        if any(is_priced(name) for name in metrics):
+            timed_on[record.images] = str(machine.device)
+        else:
+            history = _without_speeds(history)
         found.append(replace(record, metrics=metrics, timed_on=timed_on, history=history))
     if not any(is_priced(Constraint.parse(text).metric) for text in identity.constraints):
         return tuple(found)
@@ -217,8 +231,10 @@ def _speeds(
     storage: Storage,
 ) -> dict[str, Estimate]:
     """Those of the named metrics of speed of a trial that the prices suffice for."""
+    if record.config is None:
+        return {}
     found = {}
-    for name in names if record.config is not None else ():
+    for name in names:
         base, batch = split_batch(name)
         try:
             costs, size = prices.of(_shape(record), batch or machine.batch, machine.device)
@@ -231,8 +247,10 @@ def _speeds(
 
 def identity_on(machine: Machine, identity: Identity) -> Identity:
     """The identity of a sweep as if its settings had been timed on one device at one batch size."""
-    batch = {} if machine.batch == identity.timing_batch else {"batch": machine.batch}
-    return replace(identity, timing={**identity.timing, "device": str(machine.device), **batch})
+    timing = {**identity.timing, "device": str(machine.device)}
+    if machine.batch != identity.timing_batch:
+        timing["batch"] = machine.batch
+    return replace(identity, timing=timing)
 
 
 def _stored_passes(storage: Storage, record: TrialRecord, batch: int) -> tuple[float, ...]:
@@ -242,12 +260,12 @@ def _stored_passes(storage: Storage, record: TrialRecord, batch: int) -> tuple[f
     Raises:
         ValueError: a shard is missing or damaged.
     """
+    if not record.image_shards:
+        return ()
     fix = (
         f"to generate it again, move it and {trial_file(record.number)} elsewhere, then launch "
         "with --resume"
     )
-    if not record.image_shards:
-        return ()
     columns = ["caption_id", "passes"]
     tables = list(
         in_parallel(lambda shard: read_table(storage, shard, columns, fix=fix), record.image_shards)
@@ -270,13 +288,12 @@ def violations(
     stopped trial is compared with vanilla (`records[0]`) on as many images; vanilla's speed does
     not depend on their number.
     """
-    if record.state == FAILED:
+    if record.has_failed:
         return {}
     vanilla = records[0] if records else record
-    images = record.images if record.state == STOPPED else vanilla.images
     reference = vanilla.metrics
-    if images != vanilla.images:
-        reference = dict(vanilla.history).get(images, {})
+    if record.is_stopped and record.images != vanilla.images:
+        reference = dict(vanilla.history).get(record.images, {})
     found = {}
     for constraint in constraints:
         is_speed = is_priced(constraint.metric)
@@ -288,6 +305,6 @@ def violations(
             found[constraint.text] = math.inf
         else:
             found[constraint.text] = constraint.violation(
-                value.value, limit.value if limit else math.nan
+                value.value, math.nan if limit is None else limit.value
             )
     return found

@@ -76,7 +76,7 @@ class SweepProgress:
     objectives: tuple[events.Objective, ...] = ()
     finished: set[int] = field(default_factory=set)  # trials of all launches
     images: Counter[int] = field(default_factory=Counter)  # of each trial, by all launches
-    taken: Counter[int] = field(default_factory=Counter)  # of these, copied from earlier sweeps
+    copied: Counter[int] = field(default_factory=Counter)  # of these, those of earlier sweeps
     # the last results of trials that meet the constraints
     candidates: dict[int, events.TrialResult] = field(default_factory=dict)
     recent: deque[events.Event] = field(default_factory=lambda: deque(maxlen=_RECENT_EVENTS))
@@ -88,7 +88,8 @@ class SweepProgress:
 
     def update(self, event: events.Event, now: float | None = None) -> None:
         """Take an event. now: its moment in seconds, by default on the monotonic clock."""
-        now = time.monotonic() if now is None else now
+        if now is None:
+            now = time.monotonic()
         before = self.share or 0.0
         is_given = False  # whether what it adds to the share took no time
         match event:
@@ -156,7 +157,8 @@ class SweepProgress:
     def _add_shard(self, shard: events.Shard, now: float) -> None:
         if shard.has_images:
             self.images[shard.trial] += shard.images
-            self.taken[shard.trial] += 0 if shard.taken_from is None else shard.images
+            if shard.taken_from is not None:
+                self.copied[shard.trial] += shard.images
         trial = self.running.get(shard.trial)
         if trial is not None:
             trial.missing = max(trial.missing - 1, 0)
@@ -164,7 +166,8 @@ class SweepProgress:
             return
         pace = self.pace
         pace.last_shard = now
-        pace.began = now - shard.seconds if pace.began is None else pace.began
+        if pace.began is None:
+            pace.began = now - shard.seconds
         pace.worked += shard.seconds
         if trial is not None:
             trial.seconds += shard.seconds

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from sys import intern
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from orchestrator.store.files import TRIALS
 from orchestrator.store.identity import Identity, plugins_of
@@ -27,13 +27,11 @@ from workers.metrics.estimate import BLOCKS, Estimate
 if TYPE_CHECKING:
     import pyarrow
 
+#: How a trial ended. Racing stops one early: its metrics are of fewer images than a complete
+#: trial's.
 State = Literal["complete", "stopped", "failed"]
 # metrics by their numbers of images
 History: TypeAlias = tuple[tuple[int, Mapping[str, Estimate]], ...]
-COMPLETE: Final = "complete"
-# early, by racing: its metrics are of fewer images than a complete trial's
-STOPPED: Final = "stopped"
-FAILED: Final = "failed"
 _RUN_AGAIN = "remove it: --resume runs a trial without a record again"
 _IMAGE_SHARD = "quality-"  # prefix of the names of shards with images
 
@@ -84,6 +82,18 @@ class TrialRecord:
     finished: str = ""  # ISO 8601, UTC
 
     @property
+    def is_complete(self) -> bool:
+        return self.state == "complete"
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.state == "stopped"
+
+    @property
+    def has_failed(self) -> bool:
+        return self.state == "failed"
+
+    @property
     def digest(self) -> str:
         """Names the config, and with it the trial's image grid and heat map; "" without one."""
         return "" if self.config is None else self.config.digest()
@@ -97,14 +107,14 @@ class TrialRecord:
         """The values of these metrics; None unless the trial has all of them, finite, and did not
         fail (Optuna would accept an infinite value as a result).
         """
-        if self.state == FAILED or any(name not in self.metrics for name in metrics):
+        if self.has_failed or any(name not in self.metrics for name in metrics):
             return None
         values = [self.metrics[name].value for name in metrics]
         return values if all(math.isfinite(value) for value in values) else None
 
     @property
     def feasible(self) -> bool:
-        return self.state == COMPLETE and all(value <= 0 for value in self.constraints.values())
+        return self.is_complete and all(value <= 0 for value in self.constraints.values())
 
     def is_lossless(self, identity: Identity) -> bool:
         """Whether its config is lossless in a sweep (see `DecodingConfig.is_lossless`)."""
@@ -125,16 +135,12 @@ class TrialRecord:
         """A metric of speed at each batch size that was timed, rising. first: the size of the
         metric itself.
         """
-        sizes = {
-            name: size or first
-            for name in self.metrics
-            for base, size in [split_batch(name)]
-            if base == metric
-        }
-        return {
-            size: self.metrics[name]
-            for name, size in sorted(sizes.items(), key=lambda entry: entry[1])
-        }
+        found = {}
+        for name, entry in self.metrics.items():
+            base, size = split_batch(name)
+            if base == metric:
+                found[size or first] = entry
+        return dict(sorted(found.items()))
 
     @property
     def measured(self) -> TrialRecord:
@@ -179,9 +185,9 @@ class TrialRecord:
         """The record of these entries without its config, and the config as plain data."""
         config = entries.pop("config")
         parsed: dict[str, Any] = {
-            "metrics": parse_metrics(entries.pop("metrics")),
-            "history": parse_history(entries.pop("history")),
-            "passes": parse_passes(entries.pop("passes")),
+            "metrics": _parse_metrics(entries.pop("metrics")),
+            "history": _parse_history(entries.pop("history")),
+            "passes": _parse_passes(entries.pop("passes")),
             "timed_on": {
                 int(key): fit_type(str, name) for key, name in entries.pop("timed_on").items()
             },
@@ -201,11 +207,36 @@ class TrialRecord:
         return record, config
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What a worker measured of a trial on the images of a rung."""
+
+    metrics: Mapping[str, Estimate]  # those with a finite value
+    history: History  # metrics on fewer images
+    skipped: Mapping[str, str]  # why other metrics are missing, by name
+    passes: Mapping[int, tuple[float, ...]]  # see `TrialRecord`
+    taken: int  # images that were copied from earlier sweeps
+    device: str  # of the metrics of speed; "": there are none
+
+    @classmethod
+    def from_mapping(cls, output: Mapping[str, Any]) -> Self:
+        """Read the output of a `MeasureTask`. Raises ValueError for anything else."""
+        metrics = _parse_metrics(output["metrics"])
+        return cls(
+            metrics={name: entry for name, entry in metrics.items() if math.isfinite(entry.value)},
+            history=_parse_history(output.get("history", ())),
+            skipped=output.get("skipped", {}),
+            passes=_parse_passes(output.get("passes", {})),
+            taken=output.get("taken", 0),
+            device=output.get("device", ""),
+        )
+
+
 def _plain_metrics(metrics: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
     return {name: entry.to_mapping() for name, entry in metrics.items()}
 
 
-def parse_metrics(given: Mapping[str, Any]) -> dict[str, Estimate]:
+def _parse_metrics(given: Mapping[str, Any]) -> dict[str, Estimate]:
     """Metrics from plain data. Raises ValueError for anything else."""
     return {
         check_metric(name): Estimate.from_mapping(fields)
@@ -213,7 +244,7 @@ def parse_metrics(given: Mapping[str, Any]) -> dict[str, Estimate]:
     }
 
 
-def parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
+def _parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float, ...]]:
     """Passes by batch size from plain data, whose keys are texts. Raises ValueError for anything
     else.
     """
@@ -226,16 +257,14 @@ def parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float,
     return found
 
 
-def parse_history(given: Sequence[Any]) -> History:
+def _parse_history(given: Sequence[Any]) -> History:
     """A trial's history from plain data. Raises ValueError for anything else."""
     pairs = map(expect_list, expect_list(given))
-    return tuple((fit_type(int, images), parse_metrics(metrics)) for images, metrics in pairs)
+    return tuple((fit_type(int, images), _parse_metrics(metrics)) for images, metrics in pairs)
 
 
 def may_compare_speeds(one: str, other: str) -> bool:
-    """Whether speeds on two devices may be compared: they are the same, or one is not known
-    ("").
-    """
+    """Whether speeds on two devices may be compared: they are the same, or one is unknown ("")."""
     return one == other or not (one and other)
 
 

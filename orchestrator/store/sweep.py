@@ -24,7 +24,7 @@ from orchestrator.store.prices import (
     read_prices,
     with_violations,
 )
-from orchestrator.store.records import COMPLETE, TrialRecord, read_trials, trial_file, trial_table
+from orchestrator.store.records import TrialRecord, read_trials, trial_file, trial_table
 from search_spaces.params import unknown_key
 from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig
@@ -40,28 +40,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep. records: its finished trials by number, with speeds at `prices`, the costs that it
-    has measured, and with one quality for lossless settings (see `orchestrator.store.lossless`).
-
-    machine: the device and batch size that all these speeds are of; None where no timing session of
-    the sweep can be used, so that the speeds are those that its records have.
-    """
+    """One sweep."""
 
     storage: Storage
     identity: Identity
+    # the finished trials by number, with speeds at `prices`, and with one quality for lossless
+    # settings (see `orchestrator.store.lossless`)
     records: tuple[TrialRecord, ...]
-    prices: PriceList = field(default_factory=PriceList)
+    prices: PriceList = field(default_factory=PriceList)  # the costs that the sweep has measured
+    # The device and batch size that all these speeds are of. None if no timing session of the sweep
+    # can be used, so that the speeds are those that its records have.
     machine: Machine | None = None
 
     @classmethod
     def open(
         cls, location: str | Path | Storage, device: str | None = None, batch: int | None = None
     ) -> Self:
-        """Read the sweep in a folder, at a URI, or with this name in ./sweeps.
+        """Read a sweep. Without a device and a batch size its speeds are those of its own device at
+        its own batch size; the sweep or `specfrontier time` has measured the costs of others.
 
-        device, batch: part of the name of a device, and a batch size, at whose costs speeds are
-        computed (see `Machine.find`); the sweep or `specfrontier time` has measured them. Without
-        both: those of the sweep itself.
+        Args:
+            location: a folder, a URI, or the name of a sweep in ./sweeps.
+            device: a part of the name of the device that speeds are of (see `Machine.find`).
+            batch: the batch size that speeds are of.
 
         Raises:
             NoSweepError: there is no sweep, or it has no results yet.
@@ -141,15 +142,16 @@ class Sweep:
         given = read_sweep_yaml(self.storage).get("models") or {}
         if not isinstance(given, Mapping):
             return str(given)
-        file = given.get("file")
+        file = str(given.get("file") or BUILTIN)
         entry = given.get("name")
-        return f"{file or BUILTIN}#{entry}" if entry else str(file or BUILTIN)
+        return f"{file}#{entry}" if entry else file
 
     def find(self, config: DecodingConfig | None, label: str) -> TrialRecord | None:
         """The first complete trial with this config, else the first one with this label."""
-        done = [record for record in self.records if record.state == COMPLETE]
-        same = [record for record in done if record.config == config]
-        return next(iter([*same, *(record for record in done if record.label == label)]), None)
+        complete = [record for record in self.records if record.is_complete]
+        same = [record for record in complete if record.config == config]
+        labelled = [record for record in complete if record.label == label]
+        return next(iter([*same, *labelled]), None)
 
     def metric(self, name: str) -> Metric:
         """A metric of the sweep.

@@ -40,7 +40,8 @@ class View(ABC, Generic[Source]):
     may_recover: bool = True  # whether a failure at the end is worth another attempt
     end_timeout_s: float = 60.0
     short_timeout_s: float = 3.0  # at the end, if the view failed before or the user interrupts
-    # whether it sees a sweep that has ended with its final speeds, else as they were told
+    # whether it sees a sweep that has ended with its final speeds; if not, with those that the
+    # search was told
     is_priced: bool = True
 
     def __init__(self) -> None:
@@ -91,7 +92,8 @@ class Follower(Generic[Source]):
         self.view = view
         self.problem: str | None = None  # of the last attempt
         self._source = source
-        self._news, self._ending = threading.Event(), threading.Event()
+        self._news = threading.Event()
+        self._ending = threading.Event()
         self._how: Ending = "interrupted"
         self._deadline = float("inf")
         self._thread = threading.Thread(target=self._run, name=type(view).__name__, daemon=True)
@@ -155,7 +157,7 @@ class Follower(Generic[Source]):
             self.view.close()
 
     def _try(self, is_last: bool) -> bool:
-        """Update once; whether it succeeded."""
+        """Update once; returns whether it succeeded."""
         try:
             source = self._source()
             self.view.update(source)
@@ -207,7 +209,8 @@ class Views:
     def update(self, record: TrialRecord) -> None:
         """Announce a record that was written or replaced. Returns at once."""
         with self._lock:
-            self._records[record.number], self._sweep = record, None
+            self._records[record.number] = record
+            self._sweep = None
         self._notify()
 
     def end(self, how: Ending) -> list[str]:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.front.questions import front_records
 from orchestrator.store import config_file, files, locks
-from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.store.records import State, TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import redact_file
 from orchestrator.views import mlflow_runs as runs
@@ -59,10 +59,10 @@ _SWEEP_ARTIFACTS = (
 )
 _PAGE = 1000  # runs per search request
 _BATCH = 1000  # metrics per request
-_STATUS = {
-    COMPLETE: RUN_STATUS["finished"],
-    STOPPED: RUN_STATUS["interrupted"],
-    FAILED: RUN_STATUS["failed"],
+_STATUS: Mapping[State, str] = {
+    "complete": RUN_STATUS["finished"],
+    "stopped": RUN_STATUS["interrupted"],
+    "failed": RUN_STATUS["failed"],
 }
 
 
@@ -104,7 +104,8 @@ class MlflowView(View[Sweep]):
         self._resources = ExitStack()
         self._is_open = False
         self._trial_runs: dict[int, _TrialRun] | None = None  # None if they must be read again
-        self._experiment_id = self._parent = ""
+        self._experiment_id = ""
+        self._parent = ""  # id of the sweep's run
         self._views: dict[str, str] = {}  # the experiment's tags
 
     def update(self, source: Sweep) -> None:
@@ -117,23 +118,24 @@ class MlflowView(View[Sweep]):
                     self._place.write(self._storage, source.identity.name)
                 self._is_open = True
                 self._resources = resources.pop_all()
-        trial_runs = self._read_experiment(source) if self._trial_runs is None else self._trial_runs
+        trial_runs = self._trial_runs
+        if trial_runs is None:
+            trial_runs = self._read_experiment(source)
         self._trial_runs = None  # until everything succeeds
         # fails on a server that lost its runs, before any is created
         logged = self._client.get_run(self._parent).data
         front = {record.number for record in front_records(source)}
         marks = {
-            r.number: runs.marks(self._parent, r, pareto=r.number in front) for r in source.records
+            record.number: runs.marks(self._parent, record, pareto=record.number in front)
+            for record in source.records
         }
         done = set[int]()
         for record in source.records:
             run = trial_runs.get(record.number)
-            if (
-                run is None
-                or not run.complete
-                or (record.stop and run.tags.get(runs.IMAGES) != str(record.images))
-            ):
+            if run is None or not run.complete:
                 continue
+            if record.stop and run.tags.get(runs.IMAGES) != str(record.images):
+                continue  # it was revived
             done.add(record.number)
             self._refresh(source, record, run, marks[record.number])
         for record in self.in_turn(source.records, done):
@@ -226,7 +228,7 @@ class MlflowView(View[Sweep]):
         from mlflow.entities import Param
 
         identity = sweep.identity
-        (started, finished) = runs.span(record, sweep.identity)
+        started, finished = runs.span(record, sweep.identity)
         tags = runs.trial_tags(record, identity) | marks
         is_new = run is None
         if run is None:
@@ -244,7 +246,7 @@ class MlflowView(View[Sweep]):
         else:  # an earlier attempt may have logged other speeds at this moment
             run.metrics = dict(self._client.get_run(run.run_id).data.metrics)
         with tempfile.TemporaryDirectory() as artifacts:
-            if record.digest and record.state != FAILED:
+            if record.digest and not record.has_failed:
                 names = {
                     name: f"{folder}/{record.digest}.png"
                     for name, folder in files.TRIAL_PICTURES.items()
@@ -252,9 +254,11 @@ class MlflowView(View[Sweep]):
                 self._download(names, Path(artifacts))
             self._log_artifacts(run.run_id, artifacts, sweep, record)
         self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
-        # After everything else: a run with these tags is not logged again. A complete trial has no
-        # cause.
-        self._refresh(sweep, record, run, {runs.CAUSE: "revived", **tags} if record.stop else marks)
+        # after everything else: a run with these tags is not logged again
+        changed = marks
+        if record.stop:
+            changed = {runs.CAUSE: "revived", **tags}  # a complete trial has no cause
+        self._refresh(sweep, record, run, changed)
         run.complete = True
         return run
 
@@ -324,11 +328,11 @@ class MlflowView(View[Sweep]):
         known = int(logged.metrics.get("trials", 0))
         since = min(known, len(sweep.records) - 1)  # the last again: it may be revived
         is_replaced = sweep.prices.sessions and known == len(sweep.records)
-        metrics = [
-            Metric(name, value, max(_now(), moment + 1) if is_replaced else moment, count)
-            for count, entries in runs.sweep_metrics(sweep, since, logged.metrics).items()
-            for name, value in entries.items()
-        ]
+        if is_replaced:
+            moment = max(_now(), moment + 1)
+        metrics = []
+        for count, entries in runs.sweep_metrics(sweep, since, logged.metrics).items():
+            metrics += [Metric(name, value, moment, count) for name, value in entries.items()]
         if is_replaced:
             metrics = runs.different(metrics, logged.metrics)
         params = [

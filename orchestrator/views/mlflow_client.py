@@ -39,9 +39,11 @@ RUN_STATUS: Mapping[Ending, str] = {
     "failed": "FAILED",
 }
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
-_DATABASE, _ARTIFACTS = "mlflow.db", "mlartifacts"  # in the folder of the sweeps
+# in the folder of the sweeps
+_DATABASE = "mlflow.db"
+_ARTIFACTS = "mlartifacts"
 _SQLITE = "sqlite:///"
-# else MLflow asks whether it is for GenAI
+# without this tag, MLflow asks whether an experiment is for GenAI
 _EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 _MAX_PROBLEM = 400  # characters
 # of a proxy, or another server at the address
@@ -221,7 +223,7 @@ def _create_tables(uri: str) -> None:
 def _client(uri: str) -> MlflowClient:
     from mlflow.tracking import MlflowClient
 
-    # they log tracebacks of errors that they raise, too
+    # they also log the tracebacks of errors that they raise
     for name in ("mlflow", "alembic", "sqlalchemy"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
@@ -295,7 +297,8 @@ def explain_error(error: Exception, uri: str) -> str:
         return f"{error}; pip install 'specfrontier[sweep]' and the driver of the database"
     text = _redact(str(error) or type(error).__name__, uri).partition("\n[SQL: ")[0]
     text = " ".join(_WEB_PAGE.sub("a web page", text).split())
-    text = text if len(text) <= _MAX_PROBLEM else text[:_MAX_PROBLEM] + "…"
+    if len(text) > _MAX_PROBLEM:
+        text = text[:_MAX_PROBLEM] + "…"
     return f"MLflow at {public_uri(uri)}: {text}"
 
 
@@ -304,13 +307,14 @@ def _redact(text: str, uri: str) -> str:
     parts = urlsplit(uri)
     text = text.replace(uri, public_uri(uri))
     for secret in (parts.netloc.rpartition("@")[0], parts.password or "", parts.query):
-        text = text.replace(secret, "***") if secret else text
+        if secret:
+            text = text.replace(secret, "***")
     return without_credentials(text)
 
 
 @contextmanager
 def serving(uri: str, host: str, port: int) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Run an MLflow server on a database while the block runs; its address and process.
+    """Run an MLflow server on a database while the block runs; yields its address and process.
 
     Raises:
         TrackingError: the port is in use, or the server does not start (with its last output).
@@ -318,21 +322,12 @@ def serving(uri: str, host: str, port: int) -> Iterator[tuple[str, subprocess.Po
     port = free_port(host, port)
     with as_tracking_error(uri):
         _create_database(uri)
-    command = [
-        sys.executable,
-        "-m",
-        "mlflow",
-        "server",
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--workers",
-        "1",
-    ]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1"]
+    command += ["--host", host, "--port", str(port)]
     folder = artifact_folder(uri)
-    command += ["--artifacts-destination", str(folder)] if folder else []
-    # not of an editable install that is older than it
+    if folder:
+        command += ["--artifacts-destination", str(folder)]
+    # an editable install may be older than this entry point
     if entry_points(group="mlflow.app", name=_APP):
         command += ["--app-name", _APP]
     environment = {key: value for key, value in os.environ.items() if key != URI_VARIABLE}

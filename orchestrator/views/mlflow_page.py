@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import numpy as np
@@ -20,9 +19,6 @@ from orchestrator.views.mlflow_client import public_uri
 from orchestrator.views.mlflow_runs import KIND, MAX_TAG, PARETO, SWEEP_ID, legal_name, sweep_id
 from search_spaces.documents import shorten
 
-if TYPE_CHECKING:
-    pass
-
 _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwise
 # tags of an experiment, by the key in the address
 _SHARED_VIEW = "mlflow.sharedViewState."
@@ -34,18 +30,14 @@ _VIEW_PARAMS = 12  # of a shared view
 
 @dataclass(frozen=True, slots=True)
 class MlflowLocation:
-    """A sweep's location in MLflow.
-
-    uri: with credentials. parent: id of the sweep's run, "" if it was never logged. runs: ids of
-    the trials' runs by number. front: numbers of the trials on the front.
-    """
+    """A sweep's location in MLflow."""
 
     identity: Identity
-    uri: str
+    uri: str  # with credentials
     experiment_id: str = ""
-    parent: str = ""
-    runs: Mapping[int, str] = field(default_factory=dict)
-    front: Sequence[int] = ()
+    parent: str = ""  # id of the sweep's run, "" if it was never logged
+    runs: Mapping[int, str] = field(default_factory=dict)  # ids of the trials' runs by number
+    front: Sequence[int] = ()  # numbers of the trials on the front
 
     def links(self, base: str = "") -> dict[str, str]:
         """Addresses on the server at `base`, by default at the URI: the server, the sweep's run,
@@ -89,10 +81,10 @@ def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
     places = np.linspace(0, len(front) - 1, min(len(front), _NOTE_TRIALS)).round().astype(int)
     shown = [front[place] for place in places]
     settings = sweep.names.alike(record.config for record in front if record.config is not None)
-    titles = [markdown(title(r.label, settings.name(r.config))).replace('"', '\\"') for r in shown]
-    heads = [
-        f'[{r.number}]({links[r.number]} "{text}")' for r, text in zip(shown, titles, strict=True)
-    ]
+    heads = []
+    for record in shown:
+        name = markdown(title(record.label, settings.name(record.config))).replace('"', '\\"')
+        heads.append(f'[{record.number}]({links[record.number]} "{name}")')
     corner = "trial" if len(shown) == len(front) else f"{len(shown)} of {len(front)} trials"
     values = [[str(record.metrics[name]).partition(" ±")[0] for record in shown] for name in names]
     rows = [
@@ -119,14 +111,14 @@ def shared_views(sweep: Sweep) -> dict[str, str]:
 
 def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
     flat = [record.config.flat() for record in records if record.config is not None]
-    keys = dict.fromkeys(key for settings in flat for key in settings)
-    differing = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1][
-        :_VIEW_PARAMS
-    ]
+    keys: dict[str, None] = {}
+    for settings in flat:
+        keys |= dict.fromkeys(settings)
+    differing = [key for key in keys if len({str(settings.get(key)) for settings in flat}) > 1]
     objectives = [metric.name for metric in sweep.identity.objectives]
     columns = [
         *(f"metrics.`{legal_name(name)}`" for name in objectives),
-        *(f"params.`{legal_name(key)}`" for key in differing),
+        *(f"params.`{legal_name(key)}`" for key in differing[:_VIEW_PARAMS]),
     ]
     condition = f"tags.`{SWEEP_ID}` = '{sweep_id(sweep.identity)}' and {condition}"
     order = {
@@ -138,10 +130,10 @@ def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
 
 def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> str:
     """The address of MLflow's comparison of runs; relative if `base` is empty."""
-    quoted = [
+    runs, experiments = (
         quote(json.dumps(ids, separators=(",", ":")), safe="") for ids in (run_ids, [experiment_id])
-    ]
-    return _page(f"#/compare-runs?runs={quoted[0]}&experiments={quoted[1]}&{_VIEW}", base)
+    )
+    return _page(f"#/compare-runs?runs={runs}&experiments={experiments}&{_VIEW}", base)
 
 
 def front_link(identity: Identity, experiment_id: str, base: str = "") -> str:

@@ -31,12 +31,11 @@ _EXPERIMENT_VARIABLE = "MLFLOW_EXPERIMENT_NAME"
 
 @dataclass(frozen=True, slots=True)
 class TrackingPlace:
-    """uri: with credentials. experiment: its name, "" for `specfrontier/<sweep's name>`. notes:
-    sentences for the user about environment variables that are not used.
-    """
+    """Where a sweep is logged."""
 
-    uri: str
-    experiment: str
+    uri: str  # with credentials
+    experiment: str  # its name, "" for `specfrontier/<sweep's name>`
+    # sentences for the user about environment variables that are not used
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -56,8 +55,11 @@ class TrackingPlace:
         variable = databases.expand_home(os.environ.get(URI_VARIABLE, ""))
         name = os.environ.get(_EXPERIMENT_VARIABLE, "")
         stored_uri, stored_name, problem = _read(storage)
-        remembered = variable or default_uri(storage) if stored_uri is None else stored_uri
-        used = databases.expand_home(uri) if uri else remembered
+        used = variable or default_uri(storage)
+        if uri:
+            used = databases.expand_home(uri)
+        elif stored_uri is not None:
+            used = stored_uri
         if variable and used in (_address(variable), f"{_address(variable)}/"):
             used = variable
         is_named_by_folder = stored_uri is not None and not uri and used != variable
@@ -68,7 +70,9 @@ class TrackingPlace:
                 f"{URI_VARIABLE}={used}"
             )
         used_name = experiment or stored_name or name
-        notes = [problem] if problem and not uri else []
+        notes = []
+        if problem and not uri:
+            notes.append(problem)
         if variable and not uri and _address(variable) != _address(used):
             notes.append(_describe_unused(URI_VARIABLE, _address(used), "--uri"))
         if name and not experiment and name != used_name:
@@ -98,8 +102,11 @@ class TrackingPlace:
         has_credentials = without_credentials(self.uri) != self.uri
         if has_credentials and os.environ.get(URI_VARIABLE) != self.uri:
             address = without_credentials(self.uri)
-        options = [] if self._is_beside(storage) else ["--uri", address]
-        options += ["--experiment", self.experiment] if self.experiment else []
+        options = []
+        if not self._is_beside(storage):
+            options += ["--uri", address]
+        if self.experiment:
+            options += ["--experiment", self.experiment]
         return files.command(storage, "sync", *options)
 
     def _is_beside(self, storage: Storage) -> bool:

@@ -24,38 +24,40 @@ from orchestrator.front.pareto import Floats, knee, nondominated
 from orchestrator.store.identity import Identity
 from orchestrator.store.names import SettingNames, title
 from orchestrator.store.prices import is_priced
-from orchestrator.store.records import COMPLETE, FAILED, STOPPED, TrialRecord
+from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import clean, without_credentials
 from search_spaces.constraints import AT_BATCH, split_batch
 from search_spaces.documents import shorten
+from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-# MLflow's limits in characters. That of tags is larger on newer servers.
-_MAX_PARAM, MAX_TAG, _MAX_NAME = 6000, 5000, 250
-# groups: standard errors; values by images, and by batch
-ERROR, SERIES, BY_BATCH, OWN = "error/", "series/", "by_batch/", "own/"
+# MLflow's limits in characters
+_MAX_PARAM = 6000
+MAX_TAG = 5000  # newer servers take more
+_MAX_NAME = 250
+# prefixes of metrics
+ERROR = "error/"  # standard errors
+SERIES = "series/"  # values by images
+BY_BATCH = "by_batch/"  # values by batch
+OWN = "own/"  # values of a lossless trial's own images
+_STOPPED = "stopped/"  # values of a stopped trial
+_PREFIXES = ("", ERROR, SERIES, BY_BATCH, _STOPPED, f"{_STOPPED}{ERROR}")
 _OF_FRONT = ("knee", "hypervolume", "best/")  # metrics of a sweep's run that may cease to exist
-# of a metric's names
-_PREFIXES = ("", ERROR, SERIES, BY_BATCH, f"{STOPPED}/", f"{STOPPED}/{ERROR}")
 _MAX_OBJECTIVES = 3  # of a hypervolume
-SWEEP_ID, TRIAL, PARETO, KIND, CAUSE, IMAGES, LABEL, FEASIBLE, VIOLATED, TIMED_ON = (
-    f"specfrontier.{key}"
-    for key in (
-        "sweep_id",
-        "trial",
-        "pareto",
-        "kind",
-        "cause",
-        "images",
-        "label",
-        "feasible",
-        "violated_constraints",
-        "timed_on",
-    )
-)
+# tags
+SWEEP_ID = "specfrontier.sweep_id"
+TRIAL = "specfrontier.trial"
+PARETO = "specfrontier.pareto"
+KIND = "specfrontier.kind"
+CAUSE = "specfrontier.cause"
+IMAGES = "specfrontier.images"
+LABEL = "specfrontier.label"
+FEASIBLE = "specfrontier.feasible"
+VIOLATED = "specfrontier.violated_constraints"
+TIMED_ON = "specfrontier.timed_on"
 PARENT = "mlflow.parentRunId"
 _ILLEGAL = re.compile(r"[^\w\-./ ]")  # colons are legal on some systems only
 NOTE = "mlflow.note.content"  # the tag with a run's description
@@ -114,14 +116,14 @@ def flatten(value: Any, prefix: str = "") -> Iterable[tuple[str, str]]:
     """
     if isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from flatten(
-                entry, f"{prefix}.{legal_name(str(key))}" if prefix else legal_name(str(key))
-            )
+            name = legal_name(str(key))
+            yield from flatten(entry, f"{prefix}.{name}" if prefix else name)
     elif isinstance(value, list | tuple):
-        entries = [
-            " ".join(map(str, e.values())) if isinstance(e, Mapping) else str(e) for e in value
-        ]
-        yield prefix, without_credentials(", ".join(entries))
+        texts = []
+        for entry in value:
+            parts = entry.values() if isinstance(entry, Mapping) else [entry]
+            texts.append(" ".join(map(str, parts)))
+        yield prefix, without_credentials(", ".join(texts))
     elif value is not None:
         yield prefix, without_credentials(str(value))
 
@@ -187,7 +189,7 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
     """
     from mlflow.entities import Metric
 
-    prefix = f"{STOPPED}/" if record.state == STOPPED else ""
+    prefix = _STOPPED if record.is_stopped else ""
     results = dict(sorted(record.metrics.items(), key=lambda entry: entry[0] not in objectives))
     found: dict[tuple[str, int], float | None] = {}
     for name, entry in results.items():
@@ -197,8 +199,9 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
         found[prefix + ERROR + name, entry.n] = entry.known_error
     for name, entry in dict(record.own).get(record.images, {}).items():
         found[prefix + OWN + name, entry.n] = entry.value
-    measured = (*(entries for _, entries in record.history), record.metrics)
-    series = [(name, entry) for entries in measured for name, entry in entries.items()]
+    series: list[tuple[str, Estimate]] = []
+    for entries in (*(entries for _, entries in record.history), record.metrics):
+        series += entries.items()
     steps = Counter(name for name, _ in {(name, entry.n) for name, entry in series})
     for name, entry in series:
         if steps[name] > 1:
@@ -225,13 +228,13 @@ def different(metrics: Iterable[Metric], shown: Mapping[str, float]) -> list[Met
 def outdated(
     record: TrialRecord, names: Iterable[str], shown: Mapping[str, float], moment: int
 ) -> list[Metric]:
-    """NaN for each value of a speed that MLflow shows of a trial that has none: it was told of
-    another device than the sweep's, and MLflow keeps metrics for ever. names: the sweep's metrics.
+    """NaN for each speed that MLflow shows of a trial that has none: its speed was that of another
+    device than the sweep's, and MLflow keeps metrics for ever. names: the sweep's metrics.
     """
     from mlflow.entities import Metric
 
-    lacking = [name for name in names if is_priced(name) and name not in record.metrics]
-    keys = {legal_name(f"{prefix}{name}") for name in lacking for prefix in _PREFIXES}
+    missing = [name for name in names if is_priced(name) and name not in record.metrics]
+    keys = {legal_name(f"{prefix}{name}") for name in missing for prefix in _PREFIXES}
     stale = [key for key, value in shown.items() if key in keys and not math.isnan(value)]
     return [Metric(key, math.nan, moment, record.images) for key in stale]
 
@@ -247,9 +250,11 @@ def by_batch(
     """
     from mlflow.entities import Metric
 
+    if not record.is_complete:
+        return []
     has_changed = {split_batch(metric.key)[0] for metric in changed}
     found: list[Metric] = []
-    for name in AT_BATCH if record.state == COMPLETE else ():
+    for name in AT_BATCH:
         key = BY_BATCH + name
         values = record.by_batch(name, first)
         if len(values) > 1 and (name in has_changed or key not in shown):
@@ -309,23 +314,26 @@ def sweep_metrics(
     """
     records = sweep.records
     values = values_of(sweep.records, sweep.identity.objectives)
-    usable = np.array([record.feasible for record in records], dtype=np.bool_) & np.isfinite(
-        values
-    ).all(axis=1)
-    found = {}
+    is_feasible = np.array([record.feasible for record in records], dtype=np.bool_)
+    usable = is_feasible & np.isfinite(values).all(axis=1)
+    found: dict[int, dict[str, float]] = {}
     kept = {
         name
         for name, value in (shown or {}).items()
         if name.startswith(_OF_FRONT) and not math.isnan(value)
     }
     for count in range(since + 1, len(records) + 1):
-        states = [record.state for record in records[:count]]
         rows = np.flatnonzero(usable[:count])
-        metrics = {"failed": states.count(FAILED), "stopped": states.count(STOPPED)}
         own = _front_metrics(sweep, rows, values[rows])
         ended = dict.fromkeys(kept - own.keys(), math.nan)
         kept = {name for name in own if name.startswith(_OF_FRONT)}
-        found[count] = metrics | own | ended | {"trials": count}
+        found[count] = {
+            "failed": sum(record.has_failed for record in records[:count]),
+            "stopped": sum(record.is_stopped for record in records[:count]),
+            **own,
+            **ended,
+            "trials": count,
+        }
     return found
 
 
@@ -336,21 +344,19 @@ def _front_metrics(sweep: Sweep, rows: NDArray[np.intp], values: Floats) -> dict
     objectives = sweep.identity.objectives
     vanilla = sweep.baseline
     toward = directions(objectives)
-    front = (
-        np.flatnonzero(nondominated(values, toward)) if len(values) else np.array([], dtype=np.intp)
-    )
+    if not len(values):
+        return {"front": 0.0}
+    front = np.flatnonzero(nondominated(values, toward))
     found = {"front": float(len(front))}
     members = [sweep.records[rows[place]] for place in front]
-    place = knee(values[front], toward) if len(front) else None
-    if place is not None and is_trade(
-        objectives, (member.is_lossless(sweep.identity) for member in members)
-    ):
+    place = knee(values[front], toward)
+    are_lossless = (member.is_lossless(sweep.identity) for member in members)
+    if place is not None and is_trade(objectives, are_lossless):
         found["knee"] = float(members[place].number)
-    if (
-        vanilla is None
-        or not len(values)
-        or not np.isfinite(base := values_of([vanilla], objectives)[0]).all()
-    ):
+    if vanilla is None:
+        return found
+    base = values_of([vanilla], objectives)[0]
+    if not np.isfinite(base).all():
         return found
     if len(objectives) <= _MAX_OBJECTIVES:
         found["hypervolume"] = hypervolume(values, reference(base, toward), toward)

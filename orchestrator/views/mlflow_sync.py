@@ -19,10 +19,10 @@ from workers.data.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class SyncResult:
-    """logged: runs that were logged or completed now. already: runs that were complete before."""
+    """What a sync has done."""
 
-    logged: int
-    already: int
+    logged: int  # runs that were logged or completed now
+    already: int  # runs that were complete before
     location: MlflowLocation = field(repr=False, compare=False)
 
 
@@ -98,5 +98,8 @@ def _find_ending(sweep: Sweep) -> Ending:
     }
     state = launches.find_launch(sweep.storage).state
     planned = files.planned_trials(sweep.storage)
-    is_partial = state == launches.KILLED or (planned is not None and len(sweep.records) < planned)
-    return endings.get(state, "interrupted" if is_partial else "finished")
+    if state in endings:
+        return endings[state]
+    if state == launches.KILLED or (planned is not None and len(sweep.records) < planned):
+        return "interrupted"
+    return "finished"

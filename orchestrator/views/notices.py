@@ -16,7 +16,6 @@ from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.plateau import plateau_notes
 from orchestrator.store.progress import SweepProgress
-from orchestrator.store.records import COMPLETE, FAILED, STOPPED
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted, redact_values, without_credentials
 from orchestrator.views.follower import Ending, View
@@ -44,13 +43,14 @@ class Notices(View[Sweep]):
         self._resume = resume
         self._facts = {"sweep": name, "store": without_credentials(storage.display_name)}
         self.progress = progress
-        self._told = 0  # clusters that were lost
+        self._reported_clusters = 0  # lost ones that were posted
         self.problem: str | None = None  # with which a launch that ran to its end has failed
         self._is_followed = False  # as a view
 
     def update(self, source: Sweep) -> None:
         self._is_followed = True
-        while lost := self.progress.lost_clusters[self._told :]:  # another may be lost meanwhile
+        # another may be lost meanwhile
+        while lost := self.progress.lost_clusters[self._reported_clusters :]:
             try:
                 self._post(_LOST, lost[0], self._results(source))
             except HTTPError as error:
@@ -61,7 +61,7 @@ class Notices(View[Sweep]):
                     f"{self.explain(error)}"
                 )
                 self.may_recover = True  # the next notice
-            self._told += 1
+            self._reported_clusters += 1
 
     def end(self, source: Sweep, how: Ending) -> None:
         reached = plateau_notes(source) if how == "finished" else []
@@ -79,7 +79,7 @@ class Notices(View[Sweep]):
     def _failure(self) -> str:
         """Why the launch failed; "" if it has not."""
         ended = self.progress.ended
-        return ended.cause or "" if ended is not None else ""
+        return "" if ended is None else ended.cause or ""
 
     def explain(self, error: Exception) -> str:
         return f"HTTP {error.code}" if isinstance(error, HTTPError) else super().explain(error)
@@ -90,11 +90,14 @@ class Notices(View[Sweep]):
     def _post(self, state: str, cause: str, results: dict[str, Any]) -> None:
         happened = "lost its cluster" if state == _LOST else state
         text = f"specfrontier: sweep {self._facts['sweep']} {happened}"
-        text += f": {cause}" if cause else ""
+        if cause:
+            text += f": {cause}"
         if results:
             trials = results["trials"]
-            failed = f", {trials[FAILED]} failed" if trials[FAILED] else ""
-            text += f" ({counted(trials[COMPLETE], 'complete trial')}{failed})"
+            counts = counted(trials["complete"], "complete trial")
+            if trials["failed"]:
+                counts += f", {trials['failed']} failed"
+            text += f" ({counts})"
         facts = {"text": text, **self._facts, "state": state, "cause": cause, **results}
         if state != "finished":
             facts["resume"] = self._resume
@@ -108,10 +111,14 @@ class Notices(View[Sweep]):
             raise
 
     def _results(self, sweep: Sweep) -> dict[str, Any]:
-        states = [record.state for record in sweep.records]
+        records = sweep.records
         front = front_of([sweep])
         return {
-            "trials": {state: states.count(state) for state in (COMPLETE, STOPPED, FAILED)},
+            "trials": {
+                "complete": sum(record.is_complete for record in records),
+                "stopped": sum(record.is_stopped for record in records),
+                "failed": sum(record.has_failed for record in records),
+            },
             "objectives": [metric.name for metric in front.metrics],
             "recommended": recommend(front).to_mapping(),
         }

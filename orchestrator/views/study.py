@@ -27,7 +27,7 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 
 from orchestrator.errors import StudyError
 from orchestrator.store import databases, files
-from orchestrator.store.records import STOPPED, TrialRecord
+from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted, without_credentials
 from orchestrator.views.follower import View
@@ -70,7 +70,8 @@ class StudyView(View[Sweep]):
     were told to the search, whatever sessions come later.
     """
 
-    end_timeout_s, is_priced = 30.0, False
+    end_timeout_s = 30.0
+    is_priced = False
 
     def __init__(
         self,
@@ -129,23 +130,24 @@ class StudyView(View[Sweep]):
         """
         try:
             with databases.sole_creator(self._url):
-                if (
-                    self._is_own
-                    and self._study is None
-                    and (problem := self._journal_problem(sweep))
-                ):
-                    assert self._journal is not None
-                    kept = self._journal.with_name(f"{self._journal.name}.damaged")
-                    self._journal.replace(kept)
-                    self.notes.append(
-                        f"{self._url}: {problem}; rebuilt from the trials' records, the old file "
-                        f"is kept as {kept.name}"
-                    )
+                if self._is_own and self._study is None:
+                    self._set_damaged_journal_aside(sweep)
                 return self._load_or_create(sweep)
         except StudyError:
             raise
         except Exception as error:  # any exception of the database's driver
             raise StudyError(_storage_problem(self._url, error)) from error
+
+    def _set_damaged_journal_aside(self, sweep: Sweep) -> None:
+        """Rename the journal if it cannot be continued, with a note."""
+        assert self._journal is not None
+        if problem := self._journal_problem(sweep):
+            kept = self._journal.with_name(f"{self._journal.name}.damaged")
+            self._journal.replace(kept)
+            self.notes.append(
+                f"{self._url}: {problem}; rebuilt from the trials' records, the old file is kept "
+                f"as {kept.name}"
+            )
 
     def _load_or_create(self, sweep: Sweep) -> Study:
         """The study in the storage; a new one gets the sweep's id and its metrics' names."""
@@ -186,10 +188,8 @@ class StudyView(View[Sweep]):
         except StudyError:
             raise
         except Exception as error:  # whatever Optuna raises for an entry that it did not write
-            return (
-                f"Optuna cannot read it ({type(error).__name__}: "
-                f"{str(error).partition(chr(10))[0]})"
-            )
+            reason = str(error).partition("\n")[0]
+            return f"Optuna cannot read it ({type(error).__name__}: {reason})"
         for number, trial in trials.items():
             record = records.get(number)
             expected = () if record is None else _facts(self._make_trial(sweep, record))
@@ -207,20 +207,21 @@ class StudyView(View[Sweep]):
         }
         if record.config is not None:
             attrs |= record.config.flat() | {"digest": record.digest}
-        attrs |= {name: entry.value for name, entry in finished.metrics.items()} | {
-            "images": finished.images
-        }
+        attrs |= {name: entry.value for name, entry in finished.metrics.items()}
+        attrs["images"] = finished.images
         if finished.cause:
-            attrs["stopped" if finished.state == STOPPED else "cause"] = finished.cause
+            attrs["stopped" if finished.is_stopped else "cause"] = finished.cause
+        constraints = dict(finished.constraints)
+        if finished.is_stopped:
+            constraints[_STOPPED_EARLY] = 1.0
         values = reported.finite_values([metric.name for metric in sweep.identity.objectives])
-        stopped = {_STOPPED_EARLY: 1.0} if finished.state == STOPPED else {}
         trial = create_trial(
             state=TrialState.FAIL if values is None else TrialState.COMPLETE,
             values=values,
             params=self._shorten(record.params),
             distributions=self._shorten(self._distributions(record)),
             user_attrs=attrs,
-            constraints=None if values is None else {**finished.constraints, **stopped},
+            constraints=None if values is None else constraints,
         )
         if times := _times(record):
             trial.datetime_start = times[0]
@@ -276,11 +277,11 @@ def _shorten_name(name: str, depth: int | None, choices: bool) -> str:
     all). choices: whether each has its choice.
     """
     path, _, key = name.rpartition(".")
-    branches = [
-        f"{choice} {label}" if choices else label for choice, label in _BRANCH.findall(path)
-    ]
-    shown = branches if depth is None else branches[len(branches) - depth :]
-    return f"{key} ({', '.join(shown)})" if shown else key
+    branches = _BRANCH.findall(path)
+    if depth is not None:
+        branches = branches[len(branches) - depth :]
+    labels = [f"{choice} {label}" if choices else label for choice, label in branches]
+    return f"{key} ({', '.join(labels)})" if labels else key
 
 
 def _times(record: TrialRecord) -> list[datetime]:
@@ -373,10 +374,9 @@ def _check_owner(
     if owner is not None and owner == sweep_id:
         return
     found = [direction.name.lower() for direction in storage.get_study_directions(study)]
-    others = [
-        *attributes,
-        *(key for key in storage.get_study_system_attrs(study) if key != _METRIC_NAMES),
-    ]
+    others = [*attributes, *storage.get_study_system_attrs(study)]
+    if _METRIC_NAMES in others:
+        others.remove(_METRIC_NAMES)
     if owner is not None:
         problem = f"belongs to another sweep, which started {str(owner).rpartition(' ')[2]}"
     elif trials:
@@ -409,10 +409,12 @@ def damaged_line(path: Path) -> int | None:
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return number
             try:
-                entry = json.loads(line) if line.endswith(b"\n") else None
+                entry = json.loads(line)
             except (ValueError, RecursionError):
-                entry = None
+                return number
             if not isinstance(entry, dict) or "op_code" not in entry:
                 return number
     return None

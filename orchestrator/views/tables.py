@@ -18,8 +18,11 @@ class Tables(View[Sweep]):
     the time.
     """
 
-    interval_s, cost_factor = 20.0, 50.0
-    may_recover, end_timeout_s, short_timeout_s = False, 600.0, 8.0
+    interval_s = 20.0
+    cost_factor = 50.0
+    may_recover = False
+    end_timeout_s = 600.0
+    short_timeout_s = 8.0
 
     def update(self, source: Sweep) -> None:
         write_tables(source)

@@ -27,14 +27,16 @@ class TrainingView(View[Path]):
     A resumed training repeats its first lines; those that MLflow has are not sent again.
     """
 
-    poll_s, end_timeout_s, short_timeout_s = 2.0, 30.0, 10.0
+    poll_s = 2.0
+    end_timeout_s = 30.0
+    short_timeout_s = 10.0
 
     def __init__(self, journal: Path, uri: str, params: Mapping[str, Any], *, resume: bool) -> None:
         super().__init__()
         self._journal = journal
         self._uri = uri
         self._params = params
-        # run and lines sent
+        # names the run, and how many lines were sent
         self._run_file = journal.with_name(journal.name.replace("journal.jsonl", "mlflow.json"))
         self._client: MlflowClient | None = None
         self._run_id = ""
@@ -47,17 +49,16 @@ class TrainingView(View[Path]):
         """Log every new line."""
         from mlflow.entities import Metric
 
-        client, self._client = self._connect(), None  # after a failure, the run is looked up again
+        client = self._connect()
+        self._client = None  # after a failure, the run is looked up again
         text = source.read_text("utf-8") if source.exists() else ""
         # an incomplete last line is still being written
         lines = text.split("\n")[:-1][self._sent :]
         now = round(time.time() * 1000)
-        metrics = [
-            Metric(legal_name(name), value, now, int(entry["step"]))
-            for entry in map(json.loads, lines)
-            for name, value in entry.items()
-            if name != "step"
-        ]
+        metrics = []
+        for entry in map(json.loads, lines):
+            step = int(entry.pop("step"))
+            metrics += [Metric(legal_name(name), value, now, step) for name, value in entry.items()]
         for start in range(0, len(metrics), _BATCH):
             client.log_batch(self._run_id, metrics=metrics[start : start + _BATCH])
         if lines:
@@ -85,10 +86,9 @@ class TrainingView(View[Path]):
         if self._client is None:
             client = connect(self._uri)
             experiment_id = ensure_experiment(client, self._uri, EXPERIMENT)
-            exists = self._run_file.exists()
-            before: dict[str, Any] = (
-                json.loads(self._run_file.read_text("utf-8")) if exists else {"run": ""}
-            )
+            before: dict[str, Any] = {"run": ""}
+            if self._run_file.exists():
+                before = json.loads(self._run_file.read_text("utf-8"))
             found = client.search_runs([experiment_id], f"attributes.run_id = '{before['run']}'")
             if found:
                 self._run_id = before["run"]

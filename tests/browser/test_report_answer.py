@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from orchestrator.front.choice import KNEE, LOSSLESS, best_within, recommend
+from orchestrator.front.choice import best_within, recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.front.questions import trial_rows
 from orchestrator.report.page import page_data, render, write_report
@@ -94,7 +94,7 @@ def test_each_choice_is_written_to_a_file_of_its_own(open_page: Open, folder: Pa
 def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: Path) -> None:
     page, trial = (
         open_page(folder),
-        recommend(front_of([Sweep.open(folder)], "speedup", "fid")).choices.get(LOSSLESS),
+        recommend(front_of([Sweep.open(folder)], "speedup", "fid")).choices.get("best_lossless"),
     )
     assert trial is not None
     assert f"Fastest lossless: {'; '.join(trial.basis)}." in page.locator("#basis").inner_text()
@@ -121,7 +121,7 @@ def test_the_command_selects_the_recommended_setting(open_page: Open, folder: Pa
 
 def test_the_knee_is_that_of_the_sweep(open_page: Open, folder: Path) -> None:
     page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
-    knee = recommend(front).choices.get(KNEE)
+    knee = recommend(front).choices.get("knee")
     assert knee is not None
     assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
     assert (
@@ -204,7 +204,7 @@ def test_a_metric_that_is_not_of_quality_has_no_bar(open_page: Open, tmp_path: P
     page, front = open_page(tmp_path), front_of([Sweep.open(tmp_path)])
     for part in ("#bar", "#fastest", ".bar-line", ".ring.fast"):
         assert page.locator(part).count() == 0
-    knee = recommend(front).choices.get(KNEE)
+    knee = recommend(front).choices.get("knee")
     assert knee is not None
     assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
     assert page.locator("#card").get_attribute("data-trial") == knee.name
@@ -214,7 +214,7 @@ def test_a_metric_that_is_not_of_quality_has_no_bar(open_page: Open, tmp_path: P
 def test_a_lossless_setting_has_vanillas_fid(open_page: Open, tmp_path: Path) -> None:
     """However lucky its own images were."""
     records = write_sweep(tmp_path, trials=24, seed=3)
-    fastest = recommend(front_of([Sweep.open(tmp_path)])).choices[LOSSLESS]
+    fastest = recommend(front_of([Sweep.open(tmp_path)])).choices["best_lossless"]
     lossless = records[fastest.number]
     lucky = replace(lossless.metrics["fid"], value=0.9 * lossless.metrics["fid"].value)
     write_trial(Storage(tmp_path), replace(lossless, metrics={**lossless.metrics, "fid": lucky}))

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.cli.devices import side_by_side
 from orchestrator.cli.text import choice_lines, for_output, front_table
-from orchestrator.front.choice import TRIAL, recommend
+from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.report.page import page_data
 from orchestrator.store.names import title, trial_title
@@ -59,10 +59,10 @@ def test_all_that_a_person_reads_has_one_form(sweep: Sweep) -> None:
     (trial,) = [trial for trial in front.members if trial.number == 5]
     assert trial.setting == SHORT
     assert trial.heading == f"trial 5, {LABEL}: {SHORT}"
-    choice = recommend(front, number=5).require(TRIAL)
+    choice = recommend(front, trial=front.trial(5)).require("trial")
     assert any(trial.heading in line for line in choice_lines([choice]))
     others = [other.setting for other in front.members if other.number != 5]
-    tables = {"pareto": "\n".join(front_table(front, front.members))}
+    tables = {"pareto": "\n".join(front_table(front.metrics, front.members))}
     tables["devices"] = "\n".join(
         side_by_side([front_of([sweep])], {trial.number for trial in front.members})[1]
     )

@@ -22,7 +22,7 @@ from workers.metrics.definition import Metric
 if TYPE_CHECKING:
     from optuna.study import Study
 
-# with parameters: a quarter of them is the best group, and five is the least that Optuna advises
+# of trials with parameters: a quarter is the best group, which Optuna advises to have five at least
 MIN_TRIALS = 20
 _BEST_SHARE = 0.25
 
@@ -31,10 +31,12 @@ def analysis(subject: Subject) -> dict[str, Any]:
     """The importances of a single sweep, and the hypervolumes of all."""
     sweeps = list(subject.sweeps.values())
     front = subject.front
-    return {
-        "importances": importances(sweeps[0], subject.axes) if len(sweeps) == 1 else {},
-        "hypervolumes": hypervolumes(front) if front is not None and front.candidates else [],
-    }
+    found: dict[str, Any] = {"importances": {}, "hypervolumes": []}
+    if len(sweeps) == 1:
+        found["importances"] = importances(sweeps[0], subject.axes)
+    if front is not None and front.candidates:
+        found["hypervolumes"] = hypervolumes(front)
+    return found
 
 
 def importances(sweep: Sweep, metrics: Sequence[Metric]) -> dict[str, Any]:
@@ -45,17 +47,15 @@ def importances(sweep: Sweep, metrics: Sequence[Metric]) -> dict[str, Any]:
     also covers parameters that only some branches of the space have.
 
     Returns:
-        trials: how many the study has; needed: how many it must have. metrics: {metric: {parameter:
-            share}}, shares
-        summing to 1; empty with too few trials or without a space.
+        `trials`: how many the study has. `needed`: how many it must have. `metrics`: the shares of
+        the parameters, which sum to 1, by metric; empty with too few trials or without a space.
     """
+    names = {metric.name for metric in metrics}
+    complete = [record for record in sweep.records if record.is_complete and record.params]
     usable = [
         record
-        for record in sweep.records
-        if record.state == "complete"
-        and record.duplicate_of is None
-        and record.params
-        and all(metric.name in record.metrics for metric in metrics)
+        for record in complete
+        if record.duplicate_of is None and names <= record.metrics.keys()
     ]
     facts: dict[str, Any] = {"trials": len(usable), "needed": MIN_TRIALS, "metrics": {}}
     space = files.read_sweep_yaml(sweep.storage).get("space")
@@ -118,13 +118,15 @@ def hypervolumes(front: Front) -> list[dict[str, Any]]:
         curve: dict[str, Any] = {"name": name, "images": [], "volume": []}
         candidates = {trial.number for trial in front.candidates if trial.origin == name}
         for record in sorted(sweep.records, key=lambda record: (record.finished, record.number)):
-            images += record.images if record.duplicate_of is None else 0
+            if record.duplicate_of is None:
+                images += record.images
             if record.number in candidates:
                 rows.append(values_of([record], metrics)[0])
+            volume = 0.0
+            if rows:
+                volume = float(f"{hypervolume(rows, reference, directions(metrics)):.6g}")
             curve["images"].append(images)
-            curve["volume"].append(
-                float(f"{hypervolume(rows, reference, directions(metrics)):.6g}") if rows else 0.0
-            )
+            curve["volume"].append(volume)
         found.append(curve)
     return found
 

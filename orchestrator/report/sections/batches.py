@@ -12,7 +12,9 @@ def batches(subject: Subject) -> dict[str, Any] | None:
     """The sizes, and a row for each trial on the front: its name, its setting, and value and error
     at each size.
     """
-    members = subject.front.members if subject.front is not None else []
+    if subject.front is None:
+        return None
+    members = subject.front.members
     speeds = [trial.record.by_batch("speedup", trial.batch) for trial in members]
     sizes = sorted({size for found in speeds for size in found})
     if max(map(len, speeds), default=0) < 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
@@ -28,22 +29,20 @@ def heat(subject: Subject) -> dict[str, Any] | None:
     sentence about each.
 
     Returns:
-        rows, columns: of the first trial's token grid; trials of another grid are skipped. low,
-            high: ends of the
-        scale that all trials share. cells: {key: values in raster order, None where no pass emitted
-            a token}. means:
-        {key: mean accepted length, over passes}; the mean of the cells is larger, because a pass
-            counts there once for
-        each of its tokens. ramp: colours of the scale. None without any trial.
+        `rows`, `columns`: of the first trial's token grid; trials of another grid are skipped.
+        `low`, `high`: ends of the scale that all trials share. `cells`: by key, values in raster
+        order, None where no pass emitted a token. `means`: by key, the mean accepted length over
+        passes; the mean of the cells is larger, because a pass counts there once for each of its
+        tokens. `ramp`: colours of the scale. None without any trial.
     """
     trials = subject.trials
-    grid = trials[0].sweep.identity.grid if trials else None
-    if grid is None:
+    if not trials:
         return None
+    grid = trials[0].sweep.identity.grid
     cells: dict[str, list[float | None]] = {}
     means: dict[str, float] = {}
-    alike = [trial for trial in trials if trial.sweep.identity.grid == grid]
-    shown = alike[: _MAX_CELLS // (grid[0] * grid[1])]
+    same_grid = [trial for trial in trials if trial.sweep.identity.grid == grid]
+    shown = same_grid[: _MAX_CELLS // (grid[0] * grid[1])]
     for trial, lengths in zip(shown, in_parallel(_lengths, shown), strict=True):
         if isinstance(lengths, ValueError):
             subject.note(str(lengths))
@@ -51,14 +50,14 @@ def heat(subject: Subject) -> dict[str, Any] | None:
             values = [value for row in accepted_by_cell(lengths, *grid) for value in row]
             cells[trial.key] = [None if value is None else round(value, 3) for value in values]
             means[trial.key] = round(sum(map(sum, lengths)) / max(1, sum(map(len, lengths))), 4)
-    found = [value for values in cells.values() for value in values if value is not None]
+    found = [value for value in chain.from_iterable(cells.values()) if value is not None]
     if not found:
         return None
-    ends = {"low": min(found), "high": max(found)}
     return {
         "rows": grid[0],
         "columns": grid[1],
-        **ends,
+        "low": min(found),
+        "high": max(found),
         "cells": cells,
         "means": means,
         "ramp": RAMP,

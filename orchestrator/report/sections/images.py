@@ -30,7 +30,8 @@ Key = tuple[int, int]  # caption and sample
 Rows = dict[Key, tuple[str, list[int]]]  # caption and tokens of images
 Sheet = tuple[tuple[int, int], int, str]  # size of a tile in pixels, number of tiles, data URI
 
-CAPTIONS, COLUMNS = 60, 10
+CAPTIONS = 60
+COLUMNS = 10
 _MAX_SIDE = 128  # pixels of a tile
 _MAX_CHARACTERS = 1_300_000  # of all sheets together
 # of a target's files; larger targets are loaded for a report on a GPU only
@@ -110,7 +111,7 @@ def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial
             break
     left = list(others)
     for trial, rows in zip(
-        left, in_parallel(partial(_rows, wanted=first.keys()), left), strict=True
+        left, in_parallel(partial(_rows, needed=first.keys()), left), strict=True
     ):
         if isinstance(rows, ValueError):
             note(str(rows))
@@ -134,8 +135,8 @@ def _unique(trials: Iterable[PageTrial]) -> list[PageTrial]:
     return list(unique.values())
 
 
-def _rows(trial: PageTrial, wanted: Set[Key]) -> Rows | ValueError:
-    """The rows of a trial's first shards up to all `wanted` ones, or `CAPTIONS` of any; the error
+def _rows(trial: PageTrial, needed: Set[Key]) -> Rows | ValueError:
+    """The rows of a trial's first shards up to all `needed` ones, or `CAPTIONS` of any; the error
     of a damaged one.
     """
     rows: Rows = {}
@@ -151,7 +152,8 @@ def _rows(trial: PageTrial, wanted: Set[Key]) -> Rows | ValueError:
             (r["caption_id"], r["sample"]): (str(r["caption"]), r["tokens"])
             for r in table.to_pylist()
         }
-        if rows.keys() >= wanted if wanted else len(rows) >= CAPTIONS:
+        is_complete = rows.keys() >= needed if needed else len(rows) >= CAPTIONS
+        if is_complete:
             break
     return rows
 

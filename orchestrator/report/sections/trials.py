@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.front.query import script_patterns
 from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.report.trials import config_keys, metric_title
-from orchestrator.store.records import FAILED, STOPPED, State
+from orchestrator.store.records import State
 from search_spaces.trial import flat_types
 
 _KINDS: dict[type, str] = {int: "numbers", float: "numbers", bool: "true or false", str: "text"}
@@ -21,8 +21,10 @@ _STOPPED = (
 
 
 def trials(subject: Subject) -> dict[str, Any]:
-    """columns: in order, with key, name, kind of value and part: whether it is of a trial, one of
-    its metrics, or a parameter of its setting. patterns: see `script_patterns`.
+    """The columns of the table, and the grammar of its filter.
+
+    `columns`: in order, each with its key, name, kind of value and part: of a trial, a metric, or a
+    parameter of a setting. `patterns`: see `script_patterns`.
     """
     columns = [
         dict(zip(("key", "name", "kind", "part"), column, strict=True))
@@ -35,9 +37,10 @@ def trials(subject: Subject) -> dict[str, Any]:
 def _columns(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
     text, flag, number = (_KINDS[kind] for kind in (str, bool, float))
     yield "number", "#", number, "trial"
-    words = ["sweep"] if len(subject.sweeps) > 1 else []
+    if len(subject.sweeps) > 1:
+        yield "sweep", "sweep", text, "trial"
     yield from (
-        (name, name, text, "trial") for name in [*words, "setting", "acceptance", "tree", "drafter"]
+        (name, name, text, "trial") for name in ("setting", "acceptance", "tree", "drafter")
     )
     for name in dict.fromkeys([*(metric.name for metric in subject.axes), *subject.metrics]):
         yield name, metric_title(name), number, "metric"
@@ -51,14 +54,24 @@ def _columns(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
 
 def incomplete(subject: Subject, state: State) -> dict[str, State] | None:
     """The state, if a trial has it."""
-    records = [record for sweep in subject.sweeps.values() for record in sweep.records]
-    return {"state": state} if any(record.state == state for record in records) else None
+    for sweep in subject.sweeps.values():
+        if any(record.state == state for record in sweep.records):
+            return {"state": state}
+    return None
 
 
 SECTIONS.add("trials", Section("All trials", 50, trials, link="Trials"))
-failed, stopped = partial(incomplete, state=FAILED), partial(incomplete, state=STOPPED)
-SECTIONS.add("failed", Section("Failed trials", 60, failed, script="incomplete"))
+SECTIONS.add(
+    "failed",
+    Section("Failed trials", 60, partial(incomplete, state="failed"), script="incomplete"),
+)
 SECTIONS.add(
     "stopped",
-    Section("Trials that stopped early", 70, stopped, lead=_STOPPED, script="incomplete"),
+    Section(
+        "Trials that stopped early",
+        70,
+        partial(incomplete, state="stopped"),
+        lead=_STOPPED,
+        script="incomplete",
+    ),
 )

@@ -23,7 +23,7 @@ from orchestrator.cli.pareto import pareto
 from orchestrator.cli.status import status
 from orchestrator.cli.text import for_output, shown_table
 from orchestrator.errors import CommandError
-from orchestrator.front.choice import LOSSLESS, recommend
+from orchestrator.front.choice import recommend
 from orchestrator.front.compare import hypervolume
 from orchestrator.front.front import front_of
 from orchestrator.front.joint import directions, values_of
@@ -219,7 +219,7 @@ def test_best_knee_and_hypervolume(one: Path, tmp_path: Path) -> None:
 def test_the_fastest_lossless_setting(one: Path, tmp_path: Path) -> None:
     file, trial = (
         tmp_path / "lossless.yaml",
-        recommend(front_of([Sweep.open(one)])).choices.get(LOSSLESS),
+        recommend(front_of([Sweep.open(one)])).choices.get("best_lossless"),
     )
     assert trial is not None
     lines = run(pareto, one).out.splitlines()

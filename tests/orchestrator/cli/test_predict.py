@@ -12,7 +12,7 @@ import pytest
 from orchestrator.cli.predict import PLOT, TABLE
 from orchestrator.errors import WRONG_USAGE
 from orchestrator.store.identity import write_identity
-from orchestrator.store.records import COMPLETE, TrialRecord, write_trial
+from orchestrator.store.records import TrialRecord, write_trial
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.synthetic_sweeps import identity
@@ -149,7 +149,7 @@ def write_sweep(
     chain = {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
     config = DecodingConfig.from_mapping(chain).with_sampling(Sampling())
     values = {axis.name: Estimate(ratio * row["mean_accepted_length"], 0.0, 96)}
-    write_trial(storage, TrialRecord(0, "exact chain", COMPLETE, config, metrics=values))
+    write_trial(storage, TrialRecord(0, "exact chain", "complete", config, metrics=values))
     return str(folder / "ran")
 
 

@@ -13,11 +13,7 @@ import pytest
 from orchestrator.cli.text import choice_lines
 from orchestrator.errors import NoChoiceError, QueryError
 from orchestrator.front.choice import (
-    BEST,
-    KNEE,
-    LOSSLESS,
     NOTHING_RECOMMENDED,
-    TRIAL,
     best_within,
     default_limit,
     example_limit,
@@ -46,29 +42,29 @@ def test_each_kind_of_choice(front: Front) -> None:
     assert found.limits == (limit,)
     best = best_within(front, [limit])
     assert best is not None
-    assert found.choices[BEST].record is best.record
+    assert found.choices["best"].record is best.record
     assert best.choice == f"fastest within {limit}"
     assert best.probability == best.limit_probability([limit]) is not None
-    assert found.choices[LOSSLESS].probability is None, "by its setting, whatever the errors"
-    knee = found.choices[KNEE]
+    assert found.choices["best_lossless"].probability is None, "by its setting, whatever the errors"
+    knee = found.choices["knee"]
     assert front.knee is not None
     assert knee.record is front.knee.record
     assert knee.probability == front.knee_confidence(knee)
-    assert TRIAL not in found.choices
-    assert recommend(front, ["fid<=0"]).choices.keys() == {LOSSLESS, KNEE}
-    lossless = recommend(front, ["fid<=1000"], lossless=True).choices[BEST]
-    assert lossless.record is found.choices[LOSSLESS].record
+    assert "trial" not in found.choices
+    assert recommend(front, ["fid<=0"]).choices.keys() == {"best_lossless", "knee"}
+    lossless = recommend(front, ["fid<=1000"], lossless=True).choices["best"]
+    assert lossless.record is found.choices["best_lossless"].record
 
 
 def test_a_trial_that_is_asked_for_is_a_choice(front: Front) -> None:
     """Whatever its values, and whether or not it may be on the front."""
     (sweep,) = front.sweeps.values()
     for record in sweep.records:
-        choice = recommend(front, number=record.number).require(TRIAL)
+        choice = recommend(front, trial=front.trial(record.number)).require("trial")
         assert choice.record is record
         assert choice.choice == "chosen by number"
     with pytest.raises(NoChoiceError, match="no finished trial 99"):
-        recommend(front, number=99)
+        front.trial(99)
 
 
 def test_constraints_that_leave_no_trial_are_named(tmp_path: Path) -> None:
@@ -97,7 +93,7 @@ def test_constraints_that_leave_no_trial_are_named(tmp_path: Path) -> None:
         == 0
     )
     with pytest.raises(NoChoiceError, match="outside"):
-        recommend(front_of([Sweep.open(place)]), []).require(BEST)
+        recommend(front_of([Sweep.open(place)]), []).require("best")
     assert "add --from" in error_of("generate", "a ring", "--infeasible", code=2)
 
 
@@ -172,9 +168,9 @@ def test_a_gain_that_is_not_sure_leaves_vanilla(front: Front) -> None:
     assert best is not None
     assert best.is_vanilla
     assert [trial.number for trial in best.alternatives or ()] == [number]
-    assert recommend(unsure).choices.get(LOSSLESS) is None
+    assert recommend(unsure).choices.get("best_lossless") is None
     with pytest.raises(NoChoiceError, match="faster than vanilla in 90 % of draws"):
-        recommend(unsure).require(LOSSLESS)
+        recommend(unsure).require("best_lossless")
 
 
 def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
@@ -190,8 +186,8 @@ def test_an_unknown_error_makes_nothing_sure(front: Front) -> None:
     )
     unknown = front_of([replace(sweep, records=records)])
     found = recommend(unknown, ["fid <= 1.2 * vanilla"]).choices
-    assert found[BEST].probability is None
-    assert found[BEST].gain_probability is None
+    assert found["best"].probability is None
+    assert found["best"].gain_probability is None
 
 
 def test_a_change_is_the_paired_difference_in_per_cent_of_vanilla(front: Front) -> None:
@@ -231,9 +227,9 @@ def test_as_plain_data(front: Front) -> None:
     recommended = recommend(front, ["fid <= 1.2 * vanilla"])
     found = recommended.to_mapping()
     assert found["limits"] == ["fid <= 1.2 * vanilla"]
-    assert found["best"]["digest"] == recommended.choices[BEST].record.digest
+    assert found["best"]["digest"] == recommended.choices["best"].record.digest
     assert found["best_change"].keys() == {"speedup", "fid"}
-    assert found["knee_confidence"] == recommended.choices[KNEE].probability
+    assert found["knee_confidence"] == recommended.choices["knee"].probability
     assert found["best_lossless_confidence"] is None
     nothing = front_of(list(front.sweeps.values()), where=["label=nobody"])
     assert recommend(nothing).to_mapping() == NOTHING_RECOMMENDED
@@ -245,10 +241,10 @@ def test_vanilla_may_miss_a_limit_in_numbers(front: Front) -> None:
     assert sweep.baseline is not None
     alone = front_of([sweep], where=["label=vanilla"])
     limit = f"fid <= {sweep.baseline.metrics['fid'].value}"
-    share = recommend(alone, [limit]).choices[BEST].probability
+    share = recommend(alone, [limit]).choices["best"].probability
     assert share == pytest.approx(0.5, abs=0.1)
-    assert recommend(alone, [limit, "fid <= vanilla"]).choices[BEST].probability == share
-    assert recommend(alone, ["fid <= 1.2 * vanilla"]).choices[BEST].probability is None
+    assert recommend(alone, [limit, "fid <= vanilla"]).choices["best"].probability == share
+    assert recommend(alone, ["fid <= 1.2 * vanilla"]).choices["best"].probability is None
 
 
 def test_a_tie_with_vanilla_is_no_gain(front: Front) -> None:
@@ -285,11 +281,11 @@ def test_a_front_of_lossless_trials_has_no_knee(
     """They differ in quality by chance alone, so none is a compromise."""
     sweeps = list(front.sweeps.values())
     fronts = [front_of(sweeps), front_of(sweeps, "speedup", "step_compression")]
-    before = [recommend(found).choices.get(KNEE) for found in fronts]
+    before = [recommend(found).choices.get("knee") for found in fronts]
     assert before[0] is not None
     monkeypatch.setattr(Trial, "is_lossless", property(lambda self: True))
-    assert recommend(fronts[0]).choices.get(KNEE) is None
-    after = recommend(fronts[1]).choices.get(KNEE)
+    assert recommend(fronts[0]).choices.get("knee") is None
+    after = recommend(fronts[1]).choices.get("knee")
     assert (after is None) == (before[1] is None), "counts differ by more than chance"
 
 
@@ -297,6 +293,6 @@ def test_a_choice_that_the_front_does_not_have_says_so(front: Front) -> None:
     others = [trial for trial in front.candidates if not trial.is_vanilla]
     for on_front in (True, False):
         trial = next(trial for trial in others if trial.on_front == on_front)
-        choice = recommend(front, number=trial.number).require(TRIAL)
+        choice = recommend(front, trial=front.trial(trial.number)).require("trial")
         (line,) = (line for line in choice_lines([choice]) if trial.title in line)
         assert ("(not on the front)" in line) == (not on_front)

@@ -465,7 +465,9 @@ DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")
 
 def told_of(earlier: Sweep, config: SweepConfig) -> list[tuple[TrialRecord, dict[str, Any] | None]]:
     """The trials that the search is told, with their parameters in the new space."""
-    told = Earlier.read([earlier.storage.uri], config).decide(config, facts(earlier)).told
+    told = (
+        Earlier.read([earlier.storage.uri], config).decide(config, facts(earlier)).reported_trials
+    )
     configs = [(record, record.config) for record in told if record.config is not None]
     return [(record, config.space.params_of(setting, SAMPLING)) for record, setting in configs]
 

@@ -157,7 +157,7 @@ def test_copied_images_take_no_time_and_are_not_generated() -> None:
     history.run()
     assert history.left is not None
     assert history.left.value == pytest.approx(6 / (1 + 2 / 3) * 15, rel=0.01)
-    assert (history.progress.images.total(), history.progress.taken.total()) == (8 * 8, 5 * 8)
+    assert (history.progress.images.total(), history.progress.copied.total()) == (8 * 8, 5 * 8)
     assert "24 new images and 40 taken over" in headline(history.progress)
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from orchestrator.front.choice import BEST, LOSSLESS, recommend
+from orchestrator.front.choice import recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.outputs import table_bytes
 from orchestrator.shown.paper_tables import Cell, PaperTable, front_paper_table
@@ -44,7 +44,9 @@ def test_the_front_vanilla_and_what_is_recommended_are_rows(front: Front) -> Non
     rows = cells(front_paper_table(front, front.members))
     chosen = recommend(front).choices
     vanilla = next(trial for trial in front.candidates if trial.is_vanilla)
-    expected = {trial.name for trial in (*front.members, vanilla, chosen[BEST], chosen[LOSSLESS])}
+    expected = {
+        trial.name for trial in (*front.members, vanilla, chosen["best"], chosen["best_lossless"])
+    }
     assert rows.keys() == expected
     order = [trial.name for trial in front.candidates if trial.name in expected]
     assert list(rows) == order
@@ -56,7 +58,7 @@ def test_bold_is_the_first_objective_of_the_best_trials_alone(front: Front) -> N
     chosen = recommend(front).choices
     rows = cells(front_paper_table(front, front.candidates))
     bold = {(name, head) for name, row in rows.items() for head, cell in row.items() if cell.bold}
-    assert bold == {(chosen[BEST].name, "speedup ↑"), (chosen[LOSSLESS].name, "speedup ↑")}
+    assert bold == {(chosen["best"].name, "speedup ↑"), (chosen["best_lossless"].name, "speedup ↑")}
     assert "1.2 × vanilla" in front_paper_table(front, front.members).caption
     off = {trial.name for trial in front.candidates if not trial.on_front}
     caption = front_paper_table(front, front.candidates).caption

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.front.front import Front, front_of
 from orchestrator.front.joint import JointErrors
 from orchestrator.store.lossless import QualityGroups, Source, pool
-from orchestrator.store.records import STOPPED, TrialRecord
+from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
@@ -145,7 +145,7 @@ def test_another_sampling_is_another_group() -> None:
 def test_images_count_once_and_only_at_equal_numbers() -> None:
     records = quick_start()
     few = estimate(9.0, 6)
-    stopped = record(4, LOSSLESS, 1.1, few, state=STOPPED, duplicate_of=None)
+    stopped = record(4, LOSSLESS, 1.1, few, state="stopped", duplicate_of=None)
     stopped = replace(stopped, images=96, history=((96, stopped.metrics),))
     copy = replace(records[2], number=5, duplicate_of=2)
     found = GROUPS.pooled([*records, stopped, copy])

@@ -14,7 +14,7 @@ from orchestrator.errors import QueryError
 from orchestrator.front.front import front_of
 from orchestrator.shown.status import sweep_notes, timing_notes
 from orchestrator.store.prices import Machine, violations
-from orchestrator.store.records import STOPPED, EarlyStop, TrialRecord, read_trials, write_trial
+from orchestrator.store.records import EarlyStop, TrialRecord, read_trials, write_trial
 from orchestrator.store.sweep import Sweep
 from search_spaces.constraints import Constraint
 from specfrontier import Sweep as NotebookSweep
@@ -115,7 +115,7 @@ def test_a_limit_on_time_is_that_of_vanilla_there(storage: Storage) -> None:
     told = {"latency": Estimate(1e-3, 1e-4, 4), "speedup": Estimate(1.0, 0.1, 4)}
     vanilla, stopped = read_trials(storage)[0], read_trials(storage)[1]
     write_trial(storage, replace(vanilla, history=((96, told),)))
-    write_trial(storage, replace(stopped, state=STOPPED, images=96, stop=EarlyStop(2, 96, 0.1)))
+    write_trial(storage, replace(stopped, state="stopped", images=96, stop=EarlyStop(2, 96, 0.1)))
     for device in ("zen", "arm"):
         time_on(storage, device, (1, 2), day=1 + (device != "zen"))
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.errors import QueryError
-from orchestrator.front.choice import LOSSLESS, best_within, recommend
+from orchestrator.front.choice import best_within, recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import objectives_of
 from orchestrator.shown.plots import front_plot
@@ -277,15 +277,18 @@ def test_the_best_lossless_setting(sweep: Sweep) -> None:
         key=lambda r: r.metrics["speedup"].value,
     )
     for axis in ("speedup", "latency", "step_compression"):
-        found = recommend(front_of([sweep], axis, "fid")).choices.get(LOSSLESS)
+        found = recommend(front_of([sweep], axis, "fid")).choices.get("best_lossless")
         assert found is not None
         assert axis == "step_compression" or found.record == fastest
-    assert recommend(front_of([sweep], "fid", "speedup")).choices.get(LOSSLESS) is None, (
+    assert recommend(front_of([sweep], "fid", "speedup")).choices.get("best_lossless") is None, (
         "there it would be luck"
     )
-    assert recommend(front_of([sweep], where=["lossless=false"])).choices.get(LOSSLESS) is None
     assert (
-        recommend(front_of([sweep], where=["drafter.kind=none"])).choices.get(LOSSLESS) is None
+        recommend(front_of([sweep], where=["lossless=false"])).choices.get("best_lossless") is None
+    )
+    assert (
+        recommend(front_of([sweep], where=["drafter.kind=none"])).choices.get("best_lossless")
+        is None
     ), "vanilla itself"
 
 

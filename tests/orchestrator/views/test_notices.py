@@ -18,7 +18,7 @@ from urllib.error import HTTPError
 
 import pytest
 
-from orchestrator.front.choice import BEST, recommend
+from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.launch.supervise import _resume_command
 from orchestrator.options import command_line
@@ -117,9 +117,9 @@ def test_the_summary_at_the_end(webhook: Webhook, tmp_path: Path) -> None:
     assert told["sweep"] == "synthetic"
     assert "resume" not in told
     assert sum(told["trials"].values()) == len(sweep.records)
-    best = recommend(front_of([sweep])).choices[BEST]
-    assert told["recommended"][BEST]["number"] == best.number
-    assert told["recommended"][BEST]["metrics"]["speedup"]["value"] == best["speedup"]
+    best = recommend(front_of([sweep])).choices["best"]
+    assert told["recommended"]["best"]["number"] == best.number
+    assert told["recommended"]["best"]["metrics"]["speedup"]["value"] == best["speedup"]
     assert "synthetic" in told["text"]
 
 

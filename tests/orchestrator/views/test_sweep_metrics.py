@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.front.choice import KNEE, best_within, default_limit, recommend
+from orchestrator.front.choice import best_within, default_limit, recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import front_records
 from orchestrator.store.sweep import Sweep
@@ -32,7 +32,7 @@ def test_the_last_values_are_those_of_the_finished_sweep(sweep: Sweep) -> None:
     assert {name: last[name] for name in ("trials", "failed", "stopped", "front")} == {
         "trials": 12, "failed": 1, "stopped": 1, "front": len(front.members),
     }  # fmt: skip
-    assert last["knee"] == recommend(front).choices.get(KNEE).record.number  # type: ignore[union-attr]
+    assert last["knee"] == recommend(front).choices.get("knee").record.number  # type: ignore[union-attr]
     best = best_within(front, ["fid<=1.2*vanilla"])
     assert best is not None
     assert last["best/speedup"] == best.record.metrics["speedup"].value
@@ -98,7 +98,7 @@ def test_a_value_that_ceases_to_exist_is_nan(tmp_path: Path) -> None:
     """MLflow keeps metrics for ever: a knee of earlier values would stay."""
     write_sweep(tmp_path, trials=2, failed=())
     sweep = Sweep.open(tmp_path)
-    assert KNEE not in recommend(front_of([sweep])).choices
+    assert "knee" not in recommend(front_of([sweep])).choices
     assert "knee" not in sweep_metrics(sweep, 1)[2]
     found = sweep_metrics(sweep, 1, {"knee": 5.0, "seconds": 3.0, "best/latency": math.nan})[2]
     assert math.isnan(found["knee"])
