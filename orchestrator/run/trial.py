@@ -333,9 +333,8 @@ class Trials:
         """Raise SweepError if a problem of a trial is one of the baseline. lost: the files that
         could not be made.
         """
-        if problem and (
-            number == BASELINE or not set(lost).isdisjoint(names(self.plan.baseline_images))
-        ):
+        needed = names(self.plan.baseline_images)
+        if problem and (number == BASELINE or not set(lost).isdisjoint(needed)):
             raise SweepError(f"vanilla, the baseline of every metric, failed: {problem}")
 
     def _emit_start(
