@@ -212,10 +212,9 @@ def _page_front(sweeps: Sequence[Sweep], axes: Sequence[Metric]) -> Front | None
 
 
 def _axes_entry(names: Sequence[str], axes: Sequence[Metric]) -> dict[str, Any]:
-    """The metrics that the axes may have, and those that are shown first."""
-    x = axes[0].name if axes else None
-    y = axes[-1].name if axes else None
-    return {"names": names, "x": x, "y": y}
+    """The metrics that the axes may have, those that are shown first, and a third objective."""
+    x, y, z = [*(metric.name for metric in axes), None, None, None][:3]
+    return {"names": names, "x": x, "y": y or x, "z": z}
 
 
 def _head(
@@ -315,11 +314,13 @@ def _critical_values() -> list[float]:
 
 
 def _axes(sweeps: Sequence[Sweep], objectives: Sequence[str]) -> tuple[Metric, ...]:
-    """The axes shown first: the objectives with speed on x, or the first two measured metrics."""
+    """The axes shown first, and a third objective: the sweep's, with speed on x; or the first two
+    measured metrics.
+    """
     first = sweeps[0]
     measured = _metric_names(sweeps)
     try:
-        axes = objectives_of(first, *objectives[:2])[:2]
+        axes = objectives_of(first, *objectives[:2])
     except QueryError:
         axes = ()
     if not axes or any(metric.name not in measured for metric in axes):

@@ -27,9 +27,9 @@ class Subject:
     """What a page is about."""
 
     sweeps: Mapping[str, Sweep]  # by name
-    axes: tuple[Metric, ...]  # the metrics that are shown first
+    axes: tuple[Metric, ...]  # two or three objectives, the first two shown first
     metrics: Sequence[str]  # names of all
-    front: Front | None  # of the axes; None if there are not two
+    front: Front | None  # of the objectives; None if there are not two
     trials: Sequence[PageTrial] = ()  # the complete ones that are vanilla, on the front or labelled
     note: Note = ignore  # called with a sentence about each damaged file
     decode: bool = True  # whether images may be decoded from tokens

@@ -107,8 +107,8 @@ function choiceLines(trial) {
     vanilla = vanillaOf(trial),
     base = vanilla !== trial && vanilla?.metrics[y]?.[0],
     change = base ? formatChange(difference(trial, vanilla, y), base) : null,
-    changed = base && hasVanillas(trial, y) ? [withError(trial, y), ", vanilla’s (lossless)"] : change,
-    kind = changed && !hasVanillas(trial, y) && ", change",
+    isVanillas = base && hasVanillas(trial, y),
+    kind = isVanillas ? ", vanilla’s (lossless)" : change && ", change",
     description = trial.label === trial.description ? null : trial.description,
     link = button(".link", trial.title, () => reveal(trial), { title: "Show in the plot" });
   return [
@@ -116,7 +116,7 @@ function choiceLines(trial) {
     description && el("p.description", description),
     terms(".headline", [
       [metricTitle(x), [withError(trial, x), unit.length === 1 && el("span.unit", ` ${unit}`)]],
-      [[metricTitle(y), kind], changed ?? withError(trial, y)],
+      [[metricTitle(y), kind], isVanillas || !change ? withError(trial, y) : change],
     ]),
   ];
 }

@@ -1,7 +1,7 @@
 // The scatter plot. Observable Plot makes axes, error bars and the front's line; the points on top can be focused.
 import { hasRanges, isSelected } from "./brush.js";
 import { ANSWER, barValue, kneeTrial, losslessTrial, recommended } from "./choices.js";
-import { DATA, frontOf, isMaximized, isPlotted, metricTitle, trialOf, vanillaOf } from "./data.js";
+import { DATA, frontOf, isMaximized, isPlotted, metricTitle, rankOf, thirdOf, trialOf, vanillaOf } from "./data.js";
 import { announce, byId, el, narrow, show, svg } from "./dom.js";
 import { decimals, formatMeasured, formatNumber, plural, shortened } from "./format.js";
 import { writeNames } from "./labels.js";
@@ -65,7 +65,8 @@ function drawScene(trials, front, width, height) {
   const isInside = ([x, y]) => x >= box.left - 1 && x <= box.right + 1 && y >= box.top - 1 && y <= box.bottom + 1;
   const shown = trials.filter((trial) => isInside(place(trial))),
     ordered = [...shown].sort((a, b) => on.has(a) - on.has(b)),
-    nodes = new Map(ordered.map((trial) => [trial, point(trial, place(trial), on.has(trial))]));
+    size = sizeOf(trials),
+    nodes = new Map(ordered.map((trial) => [trial, point(trial, place(trial), on.has(trial), size(trial))]));
   state.scene = { trials: shown, front, place, scaleY: sy, nodes, box };
   picture.setAttribute("role", "group");
   picture.setAttribute(
@@ -137,7 +138,8 @@ function plotFront(trials, front, width, height) {
     [xs, ys] = [state.x, state.y].map((metric) => span(metric, trials, front)),
     start = xs[isMaximized(state.x) ? 0 : 1],
     worst = ys[isMaximized(state.y) ? 0 : 1],
-    line = frontStairs(front, start, worst),
+    isFlat = thirdOf(state.x, state.y) === null, // a front of three objectives is no line in two
+    line = isFlat ? frontStairs(front, start, worst) : [],
     ticks = { x: width / 90, y: height / 62 };
   const sweepLine = (kind) => {
     const own = frontOf(
@@ -166,7 +168,7 @@ function plotFront(trials, front, width, height) {
       Plot.gridY({ ticks: ticks.y, className: "grid" }),
       Plot.areaY(line, { x: "0", y1: worst, y2: "1", className: "behind", clip: true }),
       Plot.line(line, { x: "0", y: "1", className: "front-line", clip: true }),
-      ...(state.colour === "sweep" ? DATA.sweeps.map(({ name }) => sweepLine(name)) : []),
+      ...(state.colour === "sweep" && isFlat ? DATA.sweeps.map(({ name }) => sweepLine(name)) : []),
       ...errorBars(
         trials.filter((trial) => !on.has(trial) && hasBars(trial, on, trials)),
         " dim",
@@ -198,9 +200,19 @@ function errorBars(trials, style) {
   );
 }
 
+// How many times as large as usual a point is: the better in the third objective, the larger.
+function sizeOf(trials) {
+  const third = thirdOf(state.x, state.y),
+    measured = third ? trials.filter((trial) => trial.metrics[third]) : [],
+    rank = measured.length > 1 ? rankOf(measured, third) : () => 0.5;
+  return (trial) => (third ? 0.65 + 0.7 * (trial.metrics[third] ? rank(trial) : 0) : 1);
+}
 const spoken = (trial) =>
-  [state.x, state.y].map((metric) => `${metricTitle(metric)} ${formatMeasured(trial.metrics[metric])}`).join(", ");
-function point(trial, [px, py], onFront) {
+  [state.x, state.y, thirdOf(state.x, state.y)]
+    .filter((metric) => metric && trial.metrics[metric])
+    .map((metric) => `${metricTitle(metric)} ${formatMeasured(trial.metrics[metric])}`)
+    .join(", ");
+function point(trial, [px, py], onFront, size) {
   const status = onFront ? ", on the front" : trial.feasible ? "" : ", violates a constraint";
   const attributes = {
     class: trial.feasible ? null : "hollow",
@@ -216,7 +228,7 @@ function point(trial, [px, py], onFront) {
     keydown: (event) => onKey(event, trial),
   };
   const halo = svg("circle.halo", { r: 12 });
-  return svg(`g.point.${onFront ? "front" : "dim"}`, attributes, halo, mark(kindOf(trial), onFront ? 6.5 : 4.2));
+  return svg(`g.point.${onFront ? "front" : "dim"}`, attributes, halo, mark(kindOf(trial), size * (onFront ? 6.5 : 4.2)));
 }
 function onKey(event, trial) {
   state.touch = false;

@@ -2,7 +2,7 @@
 import { asSvg, downloadButton } from "./downloads.js";
 import { ANSWER, BAR } from "./choices.js";
 import { drawChart, levelNote } from "./chart.js";
-import { DATA, isPlotted, metricChoices } from "./data.js";
+import { DATA, isPlotted, metricChoices, metricTitle, thirdOf } from "./data.js";
 import { button, byId, choice, el, iconOf, show, svg, toggle } from "./dom.js";
 import { kinds, mark } from "./marks.js";
 import { kindOf, state } from "./state.js";
@@ -37,6 +37,7 @@ export function drawControls() {
 function drawLegend() {
   const shown = new Set(DATA.trials.filter((trial) => isPlotted(trial, state.x, state.y)).map(kindOf)),
     ring = (kind, text) => el("span", iconOf(svg(`circle.ring.${kind}`, { r: 6 })), text),
+    third = thirdOf(state.x, state.y),
     hasHollow = DATA.trials.some((trial) => trial.state === "complete" && !trial.feasible);
   show(
     "legend",
@@ -48,7 +49,9 @@ function drawLegend() {
       BAR && ring("fast", "recommended"),
       ring("knee", "knee"),
       ANSWER.lossless && ring("lossless", ANSWER.best_lossless),
-      hasHollow ? "hollow: violates a constraint" : "large: on the front",
+      hasHollow && "hollow: violates a constraint",
+      third && `filled: on the front of all three; size: ${metricTitle(third)}, larger is better`,
+      !hasHollow && !third && "large: on the front",
     ),
     downloadButton(".link.quiet", "SVG", "front.svg", "image/svg+xml", () => asSvg(byId("chart").firstChild), {
       title: "Download the chart",

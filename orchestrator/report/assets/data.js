@@ -1,4 +1,5 @@
-// What Python wrote into the page (orchestrator/report/page.py), and the front of any trials in any two metrics.
+// What Python wrote into the page (orchestrator/report/page.py), and the front of any trials in any two metrics, or in
+// the sweep's three objectives.
 export const DATA = JSON.parse(document.getElementById("data").textContent);
 export const several = DATA.sweeps.length > 1;
 const trials = new Map(DATA.trials.map((trial) => [trial.id, trial]));
@@ -16,8 +17,31 @@ const goodness = (trial, metric) => (isMaximized(metric) ? 1 : -1) * trial.metri
 export const isPlotted = (trial, x, y) =>
   trial.state === "complete" && trial.duplicate_of === null && trial.metrics[x] && trial.metrics[y];
 
+// The sweep's third objective, if it has three and these are two of them: the front is of all three. Else null.
+export function thirdOf(x, y) {
+  const objectives = [DATA.axes.x, DATA.axes.y, DATA.axes.z];
+  if (!DATA.axes.z || x === y || !objectives.includes(x) || !objectives.includes(y)) return null;
+  return objectives.find((metric) => metric !== x && metric !== y);
+}
+// From 0 for the worst to 1 for the best of these trials in a metric.
+export function rankOf(trials, metric) {
+  const values = trials.map((trial) => goodness(trial, metric)),
+    [low, high] = [Math.min, Math.max].map((better) => values.reduce((a, b) => better(a, b), values[0]));
+  return (trial) => (high > low ? (goodness(trial, metric) - low) / (high - low) : 1);
+}
+function dominates(a, b, metrics) {
+  const gains = metrics.map((metric) => goodness(a, metric) - goodness(b, metric));
+  return gains.every((gain) => gain >= 0) && gains.some((gain) => gain > 0);
+}
 // The trials that no other trial dominates, by improving x.
 export function frontOf(candidates, x, y) {
+  const z = thirdOf(x, y);
+  if (z) {
+    const rivals = candidates.filter((trial) => trial.feasible && isPlotted(trial, x, y) && trial.metrics[z]);
+    return rivals
+      .filter((trial) => !rivals.some((rival) => dominates(rival, trial, [x, y, z])))
+      .sort((a, b) => goodness(a, x) - goodness(b, x) || goodness(a, y) - goodness(b, y));
+  }
   const ordered = candidates
     .filter((trial) => trial.feasible && isPlotted(trial, x, y))
     .sort((a, b) => goodness(b, x) - goodness(a, x) || goodness(b, y) - goodness(a, y));

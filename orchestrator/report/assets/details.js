@@ -2,7 +2,7 @@
 // recommended one.
 import { hasRanges, isSelected } from "./brush.js";
 import { BAR, kneeTrial, recommended } from "./choices.js";
-import { DATA, isPlotted, metricNote, metricTitle, sheetOf } from "./data.js";
+import { DATA, isPlotted, metricNote, metricTitle, sheetOf, thirdOf } from "./data.js";
 import { button, byId, closeButton, copyButton, el, narrow, scrolling, show, terms } from "./dom.js";
 import { duration, percent, plural, shortened } from "./format.js";
 import { icon } from "./marks.js";
@@ -74,7 +74,8 @@ function drawCard(trial, byDefault) {
 }
 function frontStatus(trial) {
   const isMember = state.scene.front.includes(trial),
-    isFirstView = state.x === DATA.axes.x && state.y === DATA.axes.y && !state.hidden.size && !hasRanges();
+    isOfSweep = thirdOf(state.x, state.y) !== null || (state.x === DATA.axes.x && state.y === DATA.axes.y && !DATA.axes.z),
+    isFirstView = isOfSweep && !state.hidden.size && !hasRanges();
   const outside = () => {
     if (!trial.feasible) return `violates ${trial.violated.join("; ")}`;
     if (!isSelected(trial)) return "not among the selected trials";

@@ -3,7 +3,7 @@ import { writeAddress } from "./address.js";
 import { drawAnswer } from "./answer.js";
 import { followPointer } from "./chart.js";
 import { drawControls, redraw } from "./controls.js";
-import { DATA, metricTitle } from "./data.js";
+import { DATA, metricTitle, thirdOf } from "./data.js";
 import "./details.js";
 import { byId, el, items, narrow, show } from "./dom.js";
 import { followSweep, isLive } from "./live.js";
@@ -27,6 +27,7 @@ function drawHead() {
   show("foot", `Written ${DATA.written} from ${DATA.location}. ${end}`);
 }
 function drawWithinError() {
+  if (thirdOf(state.x, state.y)) return show("within-error"); // neighbours are of a line
   const { front } = state.scene,
     [x, y] = [metricTitle(state.x), metricTitle(state.y)],
     pairs = indistinguishable(front, [state.x, state.y]);

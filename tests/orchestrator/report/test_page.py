@@ -254,7 +254,7 @@ def test_only_metrics_that_were_measured_are_offered(tmp_path: Path) -> None:
         for r in records
     ]
     data = written(tmp_path, *kept, trials=6)
-    assert data["axes"] == {"names": ["fid", "drift"], "x": "fid", "y": "drift"}
+    assert data["axes"] == {"names": ["fid", "drift"], "x": "fid", "y": "drift", "z": None}
 
 
 def test_a_sweep_without_finished_trials_has_a_page(tmp_path: Path) -> None:
