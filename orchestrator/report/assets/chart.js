@@ -228,7 +228,8 @@ function point(trial, [px, py], onFront, size) {
     keydown: (event) => onKey(event, trial),
   };
   const halo = svg("circle.halo", { r: 12 });
-  return svg(`g.point.${onFront ? "front" : "dim"}`, attributes, halo, mark(kindOf(trial), size * (onFront ? 6.5 : 4.2)));
+  const radius = size * (onFront ? 6.5 : 4.2);
+  return svg(`g.point.${onFront ? "front" : "dim"}`, attributes, halo, mark(kindOf(trial), radius));
 }
 function onKey(event, trial) {
   state.touch = false;

@@ -74,7 +74,8 @@ function drawCard(trial, byDefault) {
 }
 function frontStatus(trial) {
   const isMember = state.scene.front.includes(trial),
-    isOfSweep = thirdOf(state.x, state.y) !== null || (state.x === DATA.axes.x && state.y === DATA.axes.y && !DATA.axes.z),
+    isPair = !DATA.axes.z && state.x === DATA.axes.x && state.y === DATA.axes.y,
+    isOfSweep = isPair || thirdOf(state.x, state.y) !== null,
     isFirstView = isOfSweep && !state.hidden.size && !hasRanges();
   const outside = () => {
     if (!trial.feasible) return `violates ${trial.violated.join("; ")}`;
