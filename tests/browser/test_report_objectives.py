@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.front.choice import KNEE, recommend
+from orchestrator.front.choice import recommend
 from orchestrator.front.front import front_of
 from orchestrator.report.page import write_report
 from orchestrator.store.sweep import Sweep
@@ -57,7 +57,7 @@ def test_every_view_has_the_front_of_all_three(open_page: Open, folder: Path) ->
 def test_choices_and_shares_are_of_all_three(open_page: Open, folder: Path) -> None:
     front = front_of([Sweep.open(folder)])
     page = open_page(folder)
-    knee = recommend(front).choices.get(KNEE)
+    knee = recommend(front).choices.get("knee")
     found = page.locator("#knee .chosen")
     assert (found.count() == 0) == (knee is None)
     if knee is not None:
