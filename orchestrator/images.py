@@ -8,17 +8,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from orchestrator.store.names import describe
 from search_spaces.trial import DecodingConfig
 from workers.data.pictures import to_pictures
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
+from workers.decoding.token_check import TokenCheck, TokenChecker
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 DEFAULT_BATCH = 16  # images that are generated together
+_CHECKED_TOGETHER = 4  # images, each of which the target reads whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +84,20 @@ class ImageEngine:
             for index, text in enumerate(captions)
             for sample in range(samples)
         ]
+
+    def check(self, images: Sequence[DrawnImage]) -> TokenCheck:
+        """Whether the tokens of images of this setting are samples of the target's own
+        distribution, which a lossless setting claims (see `workers.decoding.token_check`).
+
+        Raises:
+            ValueError: no images.
+        """
+        checker = TokenChecker(self.decoder.target, self.decoder.sampling, self.decoder.seed)
+        for start in range(0, len(images), _CHECKED_TOGETHER):
+            part = images[start : start + _CHECKED_TOGETHER]
+            tokens = torch.tensor([drawn.tokens for drawn in part])
+            checker.add([drawn.caption for drawn in part], tokens)
+        return checker.result()
 
     def image_of(self, result: Result) -> DrawnImage:
         """Decode the tokens of a result to pixels, which its seconds do not include."""

@@ -12,7 +12,7 @@ import typer
 
 from orchestrator import options as o
 from orchestrator.cli import query_options as q
-from orchestrator.errors import WRONG_USAGE, CommandError, ends_with
+from orchestrator.errors import FAILED, WRONG_USAGE, CommandError, ends_with
 from orchestrator.options import complete_preset, complete_sweep
 from orchestrator.outputs import output_folder, read_input
 
@@ -26,6 +26,7 @@ Examples:
   specfrontier generate "a small blue star" --config generated/config.yaml --set acceptance.divergence=jsd --json
   specfrontier generate "a small blue star" --from quickstart --best 'fid <= 1.2 * vanilla' --against vanilla
   specfrontier generate "a small blue star" --from quickstart --trial 0
+  specfrontier generate --captions captions.txt --preset eagle2 --verify
 """
 
 
@@ -86,7 +87,10 @@ def generate(source: Source, selection: q.TrialOptions, options: q.GenerationOpt
     from orchestrator.cli.generation import generate_images  # after the checks: this imports torch
 
     with output_folder(Path(options.out)):
-        typer.echo(generate_images(mapping, texts, setting, source.preset, options))
+        text, problem = generate_images(mapping, texts, setting, source.preset, options)
+        typer.echo(text)
+    if problem is not None:
+        raise CommandError(problem, FAILED)
 
 
 def _describe_presets() -> str:

@@ -25,6 +25,7 @@ from orchestrator.text import counted
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
 from workers.decoding.kernels import implementation
+from workers.decoding.token_check import TokenCheck
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_entry
 from workers.metrics.estimate import measured, ratio_estimate
@@ -38,8 +39,9 @@ def generate_images(
     setting: config_file.Setting,
     preset: str | None,
     options: GenerationOptions,
-) -> str:
-    """Generate all images and write the output folder; returns the text to print.
+) -> tuple[str, str | None]:
+    """Generate all images and write the output folder; returns the text to print, and why the run
+    has failed nevertheless: a false claim to be lossless, which `--verify` has found.
 
     Args:
         mapping: A `DecodingConfig` as a mapping; missing sampling keys have the target's defaults.
@@ -77,11 +79,16 @@ def generate_images(
             vanilla.folder.mkdir(exist_ok=True)
             timings = gallery.generate_beside(vanilla, requests)
             seconds = sum(_by_setting(timings, "wall")[1])
+    checked = None
+    if options.verify:
+        with in_memory("while the target reads whole images; use a larger device"):
+            checked = gallery.engine.check(list(gallery.images.values()))
     warnings = [*setting.notes, *notes, *_warnings(gallery, entry.files)]
     against = None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)}
     header = _header(mapping, gallery.engine.decoder, models, setting, len(requests)) | {
         "preset": preset,
         "lossless": config.is_lossless(baseline.sampling, models.target.grid.cols),
+        "token_check": checked and asdict(checked) | {"passed": checked.passed},
         "samples": options.samples,
         "warnings": warnings,
         "against": against,
@@ -90,8 +97,10 @@ def generate_images(
         statistics = gallery.write(header, seconds, setting.comments_for(config.digest()))
         if vanilla is not None:
             _write_vanilla(vanilla, header, timings)
-    as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
-    return as_json if options.as_json else _summary(statistics, folder, replaced)
+    text = json.dumps(statistics, indent=2, ensure_ascii=False)
+    if not options.as_json:
+        text = _summary(statistics, folder, replaced, checked)
+    return text, _false_claim(checked, claims=statistics["lossless"])
 
 
 def _engine(models: Models, config: DecodingConfig, seed: int, batch: int) -> ImageEngine:
@@ -120,6 +129,7 @@ def _write_vanilla(
         "against": None,
         "warnings": [],
         "lossless": True,
+        "token_check": None,
     }
     vanilla.write({**header, **own}, sum(_by_setting(timings, "wall")[0]))
 
@@ -211,9 +221,38 @@ def _warnings(gallery: Gallery, files: Mapping[str, str]) -> list[str]:
     return [drafter_warning(drafter, file, tokens, passes)]
 
 
-def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
+def _describe_check(found: TokenCheck) -> str:
+    """What `--verify` found, in a sentence."""
+    numbers = f"p = {found.p_value:.2g}, z = {found.z:.2f} over {found.tokens:,} tokens"
+    if found.passed:
+        share = f"{100 * found.detectable:.2g} %"
+        return (
+            f"the tokens are samples of the target's own distribution, as far as this check sees: "
+            f"{numbers}; if {share} of them were from elsewhere, it would notice in nine of ten "
+            "cases"
+        )
+    impossible = ""
+    if found.impossible:
+        impossible = f"; {counted(found.impossible, 'token')} the target does not allow"
+    return f"the tokens are not the target's own: {numbers}{impossible}"
+
+
+def _false_claim(found: TokenCheck | None, *, claims: bool) -> str | None:
+    """Why a run has failed: its setting claims to be lossless, and is not."""
+    if found is None or found.passed or not claims:
+        return None
+    return (
+        "the setting claims to be lossless, but its tokens are not samples of the target's "
+        f"distribution (p = {found.p_value:.2g}): a rule, drafter or target of yours states what "
+        "it does not do, or this is an error here"
+    )
+
+
+def _summary(
+    statistics: dict[str, Any], folder: Path, replaced: int, checked: TokenCheck | None
+) -> str:
     """The setting, its speed and its passes of the target, in words, and the files. replaced:
-    images of the last run.
+    images of the last run. checked: what `--verify` found.
     """
     means = statistics["overall"]
     config = statistics["config"]
@@ -238,6 +277,8 @@ def _summary(statistics: dict[str, Any], folder: Path, replaced: int) -> str:
         if against["error"] is None:
             ratio += ", of one batch, so without an error"
         lines.append(f"speed-up against vanilla in this run: {ratio}; images: {against['folder']}")
+    if checked is not None:
+        lines.append(_describe_check(checked))
     lines += [f"note: {text}" for text in statistics["warnings"]]
     lines.append(f"{folder / 'contact_sheet.png'} (and heatmap.png, statistics.json, config.yaml)")
     if replaced:

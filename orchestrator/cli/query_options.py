@@ -194,6 +194,11 @@ class GenerationOptions:
         "batch by batch in turn, and measure the speed-up.",
         "vanilla",
     )
+    verify: bool = flag(
+        "Test whether the tokens are samples of the target's own distribution, as a lossless "
+        "setting claims. The target reads each image once more; a false claim ends with exit code "
+        "1."
+    )
     batch: int | None = option(
         "Images generated together. Default: of --from, its timing batch; else 16.",
         "N",
