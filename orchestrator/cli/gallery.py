@@ -46,6 +46,9 @@ class Gallery:
     folder: Path
     images: dict[Request, DrawnImage] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+
     def add(self, result: Result) -> None:
         """Write one picture, with caption and config digest as PNG text, and keep it."""
         request = result.request

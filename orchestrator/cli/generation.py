@@ -32,6 +32,10 @@ from workers.metrics.estimate import measured, ratio_estimate
 from workers.models.checkpoint_files import collect_notes
 from workers.runtime.device import device_name, this_device, versions
 
+_WHILE_LOADING = (
+    "while loading the models; free some memory, use a larger device, or set dtype: bfloat16"
+)
+
 
 def generate_images(
     mapping: Mapping[str, Any],
@@ -40,8 +44,8 @@ def generate_images(
     preset: str | None,
     options: GenerationOptions,
 ) -> tuple[str, str | None]:
-    """Generate all images and write the output folder; returns the text to print, and why the run
-    has failed nevertheless: a false claim to be lossless, which `--verify` has found.
+    """Generate all images and write the output folder; returns the text to print, and the false
+    claim to be lossless that `--verify` has found.
 
     Args:
         mapping: A `DecodingConfig` as a mapping; missing sampling keys have the target's defaults.
@@ -55,14 +59,11 @@ def generate_images(
             (1); interrupt (130).
     """
     folder = Path(options.out)
-    device = pick_device(options.device)
     batch = options.batch or setting.batch or DEFAULT_BATCH
-    with in_memory(
-        "while loading the models; free some memory, use a larger device, or set dtype: bfloat16"
-    ):
-        entry = find_models(options.models, setting.models)
+    entry = find_models(options.models, setting.models)
+    with in_memory(_WHILE_LOADING):
         with ends_with(FAILED), collect_notes() as notes:
-            models = load_entry(entry, device)
+            models = load_entry(entry, pick_device(options.device))
         with ends_with(WRONG_USAGE):
             config = DecodingConfig.from_mapping(mapping, models.target.sampling)
             gallery = Gallery(_engine(models, config, options.seed, batch), folder)
@@ -76,13 +77,9 @@ def generate_images(
             seconds = gallery.generate(requests)
         else:
             vanilla = Gallery(_engine(models, baseline, options.seed, batch), folder / VANILLA)
-            vanilla.folder.mkdir(exist_ok=True)
             timings = gallery.generate_beside(vanilla, requests)
             seconds = sum(_by_setting(timings, "wall")[1])
-    checked = None
-    if options.verify:
-        with in_memory("while the target reads whole images; use a larger device"):
-            checked = gallery.engine.check(list(gallery.images.values()))
+    checked = _check(gallery) if options.verify else None
     warnings = [*setting.notes, *notes, *_warnings(gallery, entry.files)]
     against = None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)}
     header = _header(mapping, gallery.engine.decoder, models, setting, len(requests)) | {
@@ -97,10 +94,15 @@ def generate_images(
         statistics = gallery.write(header, seconds, setting.comments_for(config.digest()))
         if vanilla is not None:
             _write_vanilla(vanilla, header, timings)
-    text = json.dumps(statistics, indent=2, ensure_ascii=False)
-    if not options.as_json:
-        text = _summary(statistics, folder, replaced, checked)
+    as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
+    text = as_json if options.as_json else _summary(statistics, folder, replaced, checked)
     return text, _false_claim(checked, claims=statistics["lossless"])
+
+
+def _check(gallery: Gallery) -> TokenCheck:
+    """Whether the tokens of all images are the target's own (see `ImageEngine.check`)."""
+    with in_memory("while the target reads whole images; use a larger device"):
+        return gallery.engine.check(list(gallery.images.values()))
 
 
 def _engine(models: Models, config: DecodingConfig, seed: int, batch: int) -> ImageEngine:

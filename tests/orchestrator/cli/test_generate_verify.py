@@ -12,8 +12,8 @@ from search_spaces.trial import DecodingConfig
 from tests.fakes.command_line import CommandResult, specfrontier
 from tests.orchestrator.cli.test_generate import CHAIN, toy_models
 
-RELAXED = ("--set", "acceptance.neighbourhood=additive", "--set", "acceptance.k=8")
-RELAXED = (*RELAXED, "--set", "acceptance.delta=0.3")
+KEYS = ("acceptance.neighbourhood=additive", "acceptance.k=8", "acceptance.delta=0.3")
+RELAXED = [word for key in KEYS for word in ("--set", key)]
 
 
 @pytest.fixture(autouse=True)
