@@ -173,7 +173,8 @@ def test_a_saved_config_says_what_was_measured_at_which_batch(sweep: Sweep, tmp_
         "they are of another config"
     )
     assert any(
-        line.startswith("# caption_accuracy ") and line.endswith("against vanilla") for line in head
+        line.startswith("# caption_accuracy ") and line.endswith("vanilla's (lossless)")
+        for line in head
     )
 
     def differences(*words: str, captions: tuple[str, ...] = CAPTIONS) -> str:

@@ -268,9 +268,9 @@ def test_a_sweep_without_results_leaves_the_choices_of_the_others(
     limit = default_limit(both)
     assert limit is not None
     assert limit == default_limit(front)
-    assert [choice.record for choice in recommend(both, [limit]).choices.values()] == [
-        choice.record for choice in recommend(front, [limit]).choices.values()
-    ]
+    found = [recommend(asked, [limit]).choices for asked in (both, front)]
+    numbers = [{kind: choice.number for kind, choice in choices.items()} for choices in found]
+    assert numbers[0] == numbers[1] != {}
     with pytest.raises(QueryError, match="unknown"):
         best_within(front_of([Sweep.open(tmp_path)]), ["nonsense <= 3"])
 
