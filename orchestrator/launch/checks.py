@@ -309,7 +309,9 @@ def _check_objectives(inspection: Inspection) -> None:
     for index, objective in enumerate(inspection.sweep.objectives):
         metric = inspection.metrics[objective.metric]
         compares = not (metric.is_of_counts or metric.is_of_distribution)
-        if compares and objective.against is None:
+        # the file says it already of a metric of torchmetrics
+        is_said = objective.against is not None or metric.definition
+        if compares and not is_said:
             raise ConfigError(
                 ("objectives", f"[{index}]"),
                 f"{metric.name} compares images with vanilla's: a lossless setting, which draws "

@@ -99,7 +99,10 @@ def test_the_search_proposes_from_what_it_was_told(small: SweepRun, wider: Sweep
     untold = SweepRun(
         wider.folder, WIDER.replace("name: wider", "name: untold"), models=lambda folder: folder
     )
-    for run, told in ((wider, nullcontext()), (untold, mock.patch.object(Earlier, "told", []))):
+    for run, told in (
+        (wider, nullcontext()),
+        (untold, mock.patch.object(Earlier, "reported_trials", [])),
+    ):
         with told:
             run.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "5")
     first = len(json.loads((wider.store / EARLIER).read_text())["front"]) + 1

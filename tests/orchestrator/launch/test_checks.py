@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +32,6 @@ from tests.fakes.synthetic_sweeps import identity
 from tests.fakes.tiny_llamagen import VQ, write_models, write_vq
 from workers.data.records import float_lists, write_shard
 from workers.data.reference import FILE as REFERENCE
-from workers.data.shards import FORMAT
 from workers.data.storage import Storage
 from workers.loading.models_yaml import Entry
 from workers.metrics.extractors import Extractors
@@ -91,17 +89,6 @@ def problem(changes: dict[str, Any] | None = None, **sections: Any) -> str:
 def assert_contains(message: str, parts: Words) -> None:
     for part in parts:
         assert part in message
-
-
-def test_a_sweep_of_an_older_version_can_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its constraints are part of it: what is refused today in a new sweep must not strand a
-    half-finished one.
-    """
-    started = SimpleNamespace(id="its own", format=FORMAT, captions={"hash": "of these captions"})
-    monkeypatch.setattr(inspection, "read_identity", lambda _: started)
-    monkeypatch.setattr(checks, "captions_hash", lambda _: "of these captions")
-    monkeypatch.setattr(checks, "check_unchanged", lambda *_: None)
-    assert_passes(constraints=["drift <= 1.1 * vanilla"])
 
 
 def test_an_objective_against_vanilla_is_one_on_purpose() -> None:

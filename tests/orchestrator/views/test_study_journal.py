@@ -14,6 +14,7 @@ import optuna
 import pytest
 
 from benchmarks.instant import InstantWorkers
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.views.study import open_storage
@@ -53,7 +54,9 @@ def restore(folder: Path, store: Path, records: Sequence[TrialRecord] | None = N
     config = sweep(folder, changes={"budget.trials": TRIALS})
     view = study_view(config, store / "study.log")
     found = read_trials(Storage(store)) if records is None else records
-    view.update(Sweep(Storage(store), study_identity(config), tuple(found)))
+    identity = study_identity(config)
+    told = QualityGroups.of(identity).all_as_told(found)
+    view.update(Sweep(Storage(store), identity, tuple(told)))
     return view.notes
 
 

@@ -129,7 +129,7 @@ def test_a_resumed_run_equals_an_undisturbed_one(tmp_path: Path) -> None:
     state = torch.load(checkpoint, weights_only=True)
     del state["config"]
     torch.save(state, checkpoint)
-    with pytest.raises(ValueError, match="is of an earlier version; start without --resume"):
+    with pytest.raises(ValueError, match="another version of specfrontier; start without --resume"):
         train_target(model(), data, data, RUN, tmp_path / "c", name="toy", resume=True, log=quiet)
     for (name, a), b in zip(whole.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(a, b), name
