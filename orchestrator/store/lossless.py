@@ -58,23 +58,39 @@ class QualityGroups:
             record: as measured.
             earlier: the trials that were told before, in their order.
         """
-        group = self.group(record)
-        if group is None:
-            return record
         first: dict[Place, Estimate] = {}
-        for other in earlier:
+        group = self.group(record)
+        for other in earlier if group is not None else ():
             if self.group(other) == group:
-                for place, entry in _measured_entries(other):
-                    first.setdefault(place, entry)
-        shared = {place: _mean([entry], (group, place)) for place, entry in first.items()}
-        return self.with_shared(record, shared.get, lambda place: None)
+                self._keep_first(first, other)
+        return self._told(record, first)
 
     def all_as_told(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
         """The records of a running sweep from trial 0 on (see `as_told`)."""
-        found: list[TrialRecord] = []
+        firsts = defaultdict[Sampling | None, dict[Place, Estimate]](dict)
+        told = []
         for record in records:
-            found.append(self.as_told(record, found))
-        return found
+            group = self.group(record)
+            told.append(self._told(record, firsts[group] if group is not None else {}))
+            if group is not None:
+                self._keep_first(firsts[group], record)
+        return told
+
+    @staticmethod
+    def _keep_first(first: dict[Place, Estimate], record: TrialRecord) -> None:
+        """Add a member's values where the group has none."""
+        for place, entry in _measured_entries(record):
+            first.setdefault(place, entry)
+
+    def _told(self, record: TrialRecord, first: Mapping[Place, Estimate]) -> TrialRecord:
+        """A record with the first values of its group."""
+        group = self.group(record)
+
+        def shared(place: Place) -> Estimate | None:
+            entry = first.get(place)
+            return None if entry is None else _mean([entry], (group, place))
+
+        return self.with_shared(record, shared, lambda place: None)
 
     def pooled(self, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
         """All records of a sweep. Those of a group have the mean of what its members measured on
@@ -103,9 +119,9 @@ class QualityGroups:
             if value is not entry:
                 known[place] = value
                 own[place] = entry
-        if not known:
-            return record
         measured = record.measured
+        if not known:
+            return measured
         rungs = [images for images, _ in measured.history]
         return replace(
             measured,
