@@ -164,6 +164,19 @@ class Front:
             [trial.sweep.identity for trial in self.candidates],
         )
 
+    @property
+    def same_settings(self) -> list[list[int]]:
+        """Places among the candidates of trials of several sweeps that are one: the same setting,
+        on the same captions, with speeds of the same device at the same batch size.
+        """
+        places: dict[Hashable, list[int]] = {}
+        for place, trial in enumerate(self.candidates):
+            identity = trial.sweep.identity
+            machine = str(trial.sweep.machine or identity.timing_device)
+            key = (trial.config, identity.caption_set, machine)
+            places.setdefault(key, []).append(place)
+        return [found for found in places.values() if len(found) > 1]
+
     @cached_property
     def _samples(self) -> Floats:
         return self.joint_errors.samples()

@@ -21,7 +21,7 @@ captions, or sources that were estimated together.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import NormalDist
 
@@ -143,6 +143,36 @@ class JointErrors:
             scale = _student_scale(1 - rng.random(samples.shape), self.own_dof)
             samples += own * scale * rng.standard_normal(samples.shape)
         return samples
+
+    def merged(self, sets: Sequence[Sequence[int]]) -> JointErrors:
+        """The same where the trials of each set are one: they have the mean of their values, and
+        its errors, which all of them share.
+        """
+        values, effects, own = self.values.copy(), self.effects.copy(), self.own.copy()
+        dof = self.dof.copy()
+        metrics = values.shape[1]
+        shared = np.zeros((*values.shape, len(sets) * metrics))
+        shared_dof = np.full(len(sets) * metrics, np.inf)
+        for number, rows in enumerate(map(list, sets)):
+            values[rows] = values[rows].mean(axis=0)
+            effects[rows] = effects[rows].mean(axis=0)
+            dof[rows] = dof[rows].min(axis=0)
+            spread = np.sqrt(np.square(own[rows]).sum(axis=0)) / len(rows)
+            for metric in range(metrics):
+                column = number * metrics + metric
+                shared[rows, metric, column] = np.nan_to_num(spread[metric])
+                shared_dof[column] = self.own_dof[rows, metric].min()
+            own[rows] = np.where(np.isnan(spread), np.nan, 0.0)
+        groups = len(self.group_dof) + np.arange(len(shared_dof))
+        return replace(
+            self,
+            values=values,
+            effects=np.concatenate([effects, shared], axis=2),
+            groups=np.concatenate([self.groups, groups]),
+            group_dof=np.concatenate([self.group_dof, shared_dof]),
+            own=own,
+            dof=dof,
+        )
 
     def covariance(self) -> Floats:
         """The covariance of all values [n m, n m]."""
