@@ -34,7 +34,7 @@ class _Command:
     message: str = "interrupted"  # printed if it ends at once
     timeout_s: float | None = None  # for its clean end; None: no limit
     timer: threading.Timer | None = None  # of this timeout
-    # of resources that would outlive the process
+    # called at an immediate end, for what would outlive the process
     cleanups: list[Callable[[], object]] = field(default_factory=list)
 
 

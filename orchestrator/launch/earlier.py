@@ -4,14 +4,15 @@ Images: a worker looks for a shard's images among those of the earlier sweeps fi
 (`workers.runtime.earlier`). So none is generated twice, and a sweep of more captions generates the
 others alone.
 
-Fronts: the configs on the earlier fronts, by the new sweep's objectives and constraints where these
-were measured, run after those of `enqueue`, on the images that they have, so that the new front has
-them too. The budget of trials is raised by their number, that of images by theirs.
+Fronts: the configs on the earlier fronts run in the new sweep, after the configs that its file
+enqueues, with the images that they have. So the new front has them too. Fronts are those of the new
+sweep's objectives and constraints, where these were measured. The budget of trials is raised by the
+number of these configs, that of images by the number of their images.
 
-Results: the search is told the other trials as finished, stopped or failed, whatever they are,
-before its first proposal, if they have all metrics of the objectives and constraints. It needs the
-same captions, reference, samples and baseline for that, and the same device if it searches for
-speed.
+Results: before its first proposal, the search is told the earlier trials that are on no front, with
+the state in which each ended, if they have all metrics of the objectives and constraints. That
+needs the same captions, real images, number of images per caption and baseline, and the same device
+if the search is for speed.
 
 The store's file `earlier.json` has all of it, the reported trials included, written when the sweep
 starts: a resumed sweep is the same one, whatever the earlier ones do meanwhile, and whatever

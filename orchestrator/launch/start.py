@@ -1,5 +1,6 @@
-"""The start of a sweep: what workers are started with; and once the first one has loaded the
-models, what the sweep is from then on, and what it takes over from earlier ones.
+"""The start of a sweep. Workers are started with a specification; once the first one has loaded the
+models, the sweep's identity is written: everything that its results depend on, which a resumed
+sweep must share. What the sweep takes over from earlier ones is decided then, too.
 """
 
 from __future__ import annotations

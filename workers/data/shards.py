@@ -3,7 +3,8 @@
 A file's name is a hash of everything that its content depends on, and of nothing else. So the
 driver knows the name of a result before it exists, and a file that exists is not computed again.
 The order of a mapping's keys and the version of Python do not change the name. `start` and `stop`
-are indices in the sweep's list of captions.
+are indices in the sweep's list of captions. The columns of the files are in `workers.data.records`,
+and `workers.runtime.shard_tables` fills them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Steps of the exact rule, recorded for replay: the drafts, the drafter's probs and the target's,
-and nothing else.
+"""Steps of the exact rule, recorded for replay, which predicts from them what other rules would
+accept: the drafts, the drafter's probs and the target's, and nothing else.
 
 A step takes (rows of target + rows of proposal) x V x 4 bytes: one row of the target's probs for
 each slot with children, and one of the drafter's where children are sampled. At V = 16384 a chain

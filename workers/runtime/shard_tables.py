@@ -72,7 +72,8 @@ def quality_table(
     features: Mapping[str, Tensor] | None = None,
     scores: Mapping[str, Tensor] | None = None,
 ) -> pa.Table:
-    """One row per image, in the given order.
+    """One row per image, in the given order. A new column needs an entry here and one in
+    `workers.data.records.IMAGE_SCHEMA`, which has the types.
 
     Columns: caption_id, caption, sample, seed; tokens; per pass emitted (tokens), depth, nodes;
     passes (their number); seconds_<phase> (see `PhaseTimer`) and latency (their sum), this image's
@@ -105,6 +106,7 @@ def quality_table(
         "latency": [image.latency for image in statistics],
         "batch": [batch] * len(requests),
     }
+    assert columns.keys() == set(IMAGE_SCHEMA.names), "a column without a type would be dropped"
     table = pa.table(columns, IMAGE_SCHEMA)
     for name, rows in (features or {}).items():
         table = table.append_column(FEATURES + name, _features(name, rows, len(requests)))
