@@ -96,7 +96,7 @@ def generate_images(
             _write_vanilla(vanilla, header, timings)
     as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
     text = as_json if options.as_json else _summary(statistics, folder, replaced, checked)
-    return text, _false_claim(checked, claims=statistics["lossless"])
+    return text, _false_claim(checked, config, models.target.grid.cols)
 
 
 def _check(gallery: Gallery) -> TokenCheck:
@@ -225,22 +225,21 @@ def _warnings(gallery: Gallery, files: Mapping[str, str]) -> list[str]:
 
 def _describe_check(found: TokenCheck) -> str:
     """What `--verify` found, in a sentence."""
-    numbers = f"p = {found.p_value:.2g}, z = {found.z:.2f} over {found.tokens:,} tokens"
-    if found.passed:
-        share = f"{100 * found.detectable:.2g} %"
-        return (
-            f"the tokens are samples of the target's own distribution, as far as this check sees: "
-            f"{numbers}; if {share} of them were from elsewhere, it would notice in nine of ten "
-            "cases"
-        )
-    impossible = ""
+    numbers = f"p = {found.p_value:.2g} over {found.tokens:,} tokens"
     if found.impossible:
-        impossible = f"; {counted(found.impossible, 'token')} the target does not allow"
-    return f"the tokens are not the target's own: {numbers}{impossible}"
+        numbers += f", {counted(found.impossible, 'token')} of which the target does not allow"
+    if not found.passed:
+        return f"the tokens are not the target's own: {numbers}"
+    share = f"{100 * found.detectable:.2g} %"
+    return (
+        f"the tokens are the target's own, as far as this check sees: {numbers}; it notices at "
+        f"best a shift of {share} of them"
+    )
 
 
-def _false_claim(found: TokenCheck | None, *, claims: bool) -> str | None:
-    """Why a run has failed: its setting claims to be lossless, and is not."""
+def _false_claim(found: TokenCheck | None, config: DecodingConfig, cols: int) -> str | None:
+    """Why a run has failed: its setting claims to be lossless for its sampling, and is not."""
+    claims = config.is_lossless(config.sampling, cols)
     if found is None or found.passed or not claims:
         return None
     return (

@@ -35,6 +35,7 @@ from orchestrator.front.trial import Candidate, Trial
 from orchestrator.store.identity import Identity
 from orchestrator.store.lossless import QualityGroups, Source, pool
 from orchestrator.store.names import Form, SettingNames
+from orchestrator.store.prices import with_violations
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from workers.metrics.definition import Metric
@@ -167,13 +168,16 @@ class Front:
     @property
     def same_settings(self) -> list[list[int]]:
         """Places among the candidates of trials of several sweeps that are one: the same setting,
-        on the same captions, with speeds of the same device at the same batch size.
+        with the same models, seed and captions, and speeds of the same device at the same batch
+        size.
         """
         places: dict[Hashable, list[int]] = {}
         for place, trial in enumerate(self.candidates):
             identity = trial.sweep.identity
             machine = str(trial.sweep.machine or identity.timing_device)
-            key = (trial.config, identity.caption_set, machine)
+            models = (identity.target, *sorted(identity.models.items()))
+            images = (models, identity.caption_set, identity.samples, identity.seed)
+            key = (trial.config, images, machine)
             places.setdefault(key, []).append(place)
         return [found for found in places.values() if len(found) > 1]
 
@@ -335,7 +339,7 @@ def _with_one_quality(named: Mapping[str, Sweep]) -> dict[str, Sweep]:
         for sweep in named.values()
     ]
     return {
-        name: replace(sweep, records=records)
+        name: replace(sweep, records=with_violations(records, sweep.identity))
         for (name, sweep), records in zip(named.items(), pool(sources), strict=True)
     }
 
@@ -348,12 +352,15 @@ def _basis(identity: Identity, named: Mapping[str, Sweep]) -> dict[str, Hashable
     target = {
         name: model for name, model in identity.models.items() if not name.startswith("drafters.")
     }
-    basis = (tuple(sorted(target.items())), identity.caption_set, identity.samples)
-    return {
-        name: basis
-        for name in identity.metrics
-        if all(name in other.metrics for other in others) and not obstacles(others, name)
-    }
+    weights = tuple(sorted(target.items()))
+    basis = (identity.target, weights, identity.caption_set, identity.samples)
+    found = dict[str, Hashable]()
+    for name, metric in identity.metrics.items():
+        is_everywhere = all(name in other.metrics for other in others)
+        if is_everywhere and not obstacles(others, name):
+            # a gain is over the vanilla of its own sweep, whose images depend on the seed
+            found[name] = (*basis, identity.seed) if metric.is_gain else basis
+    return found
 
 
 def _named(sweeps: Sequence[Sweep]) -> dict[str, Sweep]:

@@ -149,7 +149,7 @@ class Driver:
         reported = self.trials.as_told(self.racing.before_revival(record), self.racing.finished)
         stored = reported
         if number in known:
-            stored = self.trials.as_told(known[number], self._records)
+            stored = self.trials.as_told(known[number], self.racing.finished)
         self._records.append(stored)
         self.racing.finished.append(reported)
         if reported.is_stopped and reported.duplicate_of is None:

@@ -472,7 +472,7 @@ def revive(
         record = running.take(number).record
         assert record is not None
         if not record.has_failed:
-            _replace_record(records, write, trials.as_told(record, records[:number]))
+            _replace_record(records, write, trials.as_told(record, trials.racing.finished[:number]))
             trials.emit(events.TrialRevived.of(records[number], trials.names))
         elif number in numbers:
             raise SweepError(f"trial {number} could not go on: {record.cause}")

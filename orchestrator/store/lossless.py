@@ -209,8 +209,9 @@ def _mean(entries: Sequence[Estimate], source: Hashable) -> Estimate:
         replicates = np.mean([entry.replicates for entry in entries], axis=0)
         error = float(jackknife_error(replicates))
         return Estimate(value, error, first.n, tuple(replicates.tolist()))
-    error = float(np.mean([entry.error for entry in entries]))
-    dof = min(entry.error_dof for entry in entries)
+    known = [entry for entry in entries if np.isfinite(entry.error)] or entries
+    error = float(np.mean([entry.error for entry in known]))
+    dof = min((entry.error_dof for entry in known if entry.error_dof), default=0)  # 0: many
     noises = (Noise(source, source, error, dof),) if np.isfinite(error) else ()
     return Estimate(value, error, first.n, error_dof=dof, noises=noises)
 

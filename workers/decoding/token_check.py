@@ -5,14 +5,15 @@ Given the tokens before it, each token of a lossless setting is a sample of the 
 its position, whatever was drafted. So the target reads a finished image in one pass, and at each
 position three things are known:
 
-- log q(x) has the mean sum q log q and the variance sum q log^2 q - mean^2. The sum of its
-  differences from the mean is a martingale, over its standard deviation a standard normal number
-  for many tokens.
+- f = max(log q(x), log 0.01) has a mean and a variance under q. The sum of its differences from
+  the mean is a martingale of bounded steps: over its standard deviation a standard normal number,
+  once the variance is large. Without the bound, single rare tokens would decide.
 - The randomised probability integral transform u = P(more likely than x) + v q(x), with an
   independent uniform v, is uniform on [0, 1) (Rosenblatt 1952), and independent of those before
   it. Its bins have a chi-square test.
-- So are pairs of u: of neighbours in the image, and of one position in two images. Pairs have
-  Good's serial test (1953), which finds random numbers that are used twice.
+- So are pairs of u: of neighbours in the image, and of one position in two images that follow
+  each other. Pairs have Good's serial test (1953), which finds random numbers that are used twice
+  there.
 
 The pass shares no tree, mask, cache or acceptance with the decoding that is tested.
 """
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from search_spaces.trial import Sampling
 from workers.decoding.row_ends import teacher_forced
-from workers.decoding.sampling import apply_cfg, stream_count, to_probs
+from workers.decoding.sampling import guided_logits, stream_count, to_probs
 from workers.models.target import Target
 
 BINS = 16  # of u; a pair has PAIR_BINS squared
@@ -36,6 +37,8 @@ PAIR_BINS = 4
 TESTS = 4  # of one check: their p-values are multiplied by it (Bonferroni)
 FALSE_ALARMS = 1e-4  # how often a check fails whose tokens are the target's
 _POSITIONS = 256  # whose probs are held at once
+_FLOOR = math.log(0.01)  # of log probs in the martingale
+_LEAST_VARIANCE = 1000.0  # of the martingale, in nats squared, below which it is no test
 # Greedy decoding: by how much a logit may be below the largest one, relative to the largest
 # magnitude and in units of the dtype's precision. Passes of other shapes round in other orders.
 _TIE = 16.0
@@ -47,9 +50,10 @@ class TokenCheck:
 
     images: int
     tokens: int
-    z: float  # of the tokens' log probs; 0 at temperature 0
+    z: float  # of the tokens' log probs; 0 at temperature 0, and where they vary too little
     p_value: float  # of all tests together, at most 1
     impossible: int  # tokens whose probability is 0; at temperature 0, that are not the argmax
+    is_greedy: bool = False
 
     @property
     def passed(self) -> bool:
@@ -58,9 +62,11 @@ class TokenCheck:
 
     @property
     def detectable(self) -> float:
-        """The share of tokens that, drawn from elsewhere, would be noticed in nine of ten checks of
-        so many: of a shift between two bins.
+        """The smallest share of tokens whose shift from one bin of u to another is noticed in nine
+        of ten checks of so many; at temperature 0, the share of wrong tokens.
         """
+        if self.is_greedy:
+            return float(1 - 0.1 ** (1 / max(1, self.tokens)))
         # the noncentrality at which a chi-square test of 15 degrees of freedom at a level of
         # FALSE_ALARMS / TESTS has this power
         noncentrality = 52.1
@@ -119,8 +125,10 @@ class TokenChecker:
         tokens = self._images * self._target.grid.tokens
         if self._sampling.temperature == 0:
             p_value = 0.0 if self._impossible else 1.0
-            return TokenCheck(self._images, tokens, 0.0, p_value, self._impossible)
-        z = self._surplus / math.sqrt(self._variance) if self._variance > 0 else 0.0
+            return TokenCheck(self._images, tokens, 0.0, p_value, self._impossible, True)
+        z = 0.0
+        if self._variance >= _LEAST_VARIANCE:
+            z = self._surplus / math.sqrt(self._variance)
         p_values = [
             math.erfc(abs(z) / math.sqrt(2)),
             _chi_square_tail(_statistic(self._bins), BINS - 1),
@@ -134,7 +142,7 @@ class TokenChecker:
         """u [B, n] of tokens [B, n], from the features [R, n, D] that predict them; counts the
         rest.
         """
-        logits = apply_cfg(self._target.head(features), self._sampling.cfg)
+        logits = guided_logits(self._target.head, features, self._sampling.cfg)
         if self._sampling.temperature == 0:
             gap = logits.amax(-1) - _at(logits, tokens)
             scale = logits.abs().amax(-1) * torch.finfo(self._target.dtype).eps
@@ -142,13 +150,12 @@ class TokenChecker:
             return gap
         probs = to_probs(logits, self._sampling).double()
         own = _at(probs, tokens)
-        logs = probs.clamp_min(torch.finfo(torch.float32).tiny).log()
+        logs = probs.log().clamp_min(_FLOOR)
         mean = (probs * logs).sum(-1)
         self._variance += float(((probs * logs.square()).sum(-1) - mean.square()).sum())
-        # A token of probability 0 counts as the least likely one: rounding may move a token over
-        # the edge of a filter such as top-k. Many such tokens show in every test.
-        least = logs.masked_fill(probs == 0, math.inf).amin(-1)
-        self._surplus += float((torch.maximum(_at(logs, tokens), least) - mean).sum())
+        # A token of probability 0 counts as an unlikely one: rounding may move a token over the
+        # edge of a filter such as top-k. Many such tokens show in every test.
+        self._surplus += float((_at(logs, tokens) - mean).sum())
         self._impossible += int((own == 0).sum())
         v = torch.rand(own.shape, generator=self._generator, dtype=torch.float64)
         return _read_u(probs, tokens, v.to(probs.device))

@@ -26,6 +26,8 @@ IMAGES = "images"  # decoded from their tokens, with their captions
 SCORE_PREFIX = "score."  # prefix of columns with a score for each image
 # Inputs that need no neural network.
 COUNTS = frozenset({TIMINGS, "emitted", "passes", "depth", "caption_id", "sample"})
+# of these, what depends on how images were decoded
+_OF_WORK = COUNTS - {"caption_id", "sample"}
 _STORED: Mapping[str, Any] = {
     "direction": str,
     "unit": str,
@@ -115,9 +117,11 @@ class Metric:
     @property
     def is_of_distribution(self) -> bool:
         """Whether settings whose images have one distribution have one value: it is of the images'
-        quality, and compares them with vanilla's, if at all, as a gain.
+        quality alone, and compares them with vanilla's, if at all, as a gain.
         """
-        return not self.is_of_counts and (self.is_gain or not self.is_of_vanilla)
+        if self.is_of_counts or not _OF_WORK.isdisjoint(self.needs):
+            return False
+        return self.is_gain or not self.is_of_vanilla
 
     @property
     def is_time(self) -> bool:

@@ -26,7 +26,7 @@ from orchestrator.errors import CommandError
 from orchestrator.front.choice import recommend
 from orchestrator.front.compare import hypervolume
 from orchestrator.front.front import front_of
-from orchestrator.front.joint import directions, values_of
+from orchestrator.front.joint import directions
 from orchestrator.store.events import Launch, TrialStarted, append_event
 from orchestrator.store.locks import driver_lock
 from orchestrator.store.records import write_trial
@@ -394,9 +394,10 @@ def test_compare_sweeps(one: Path, two: Path) -> None:
     corner = found["reference"]
     joint = front_of([Sweep.open(folder) for folder in (one, two)])
     toward = directions(joint.metrics)
+    values = joint.joint_errors.merged(joint.same_settings).values
     for name in joint.sweeps:
-        own = [trial.record for trial in joint.candidates if trial.origin == name]
-        volume = hypervolume(values_of(own, joint.metrics), corner, toward)
+        own = [place for place, trial in enumerate(joint.candidates) if trial.origin == name]
+        volume = hypervolume(values[own], corner, toward)
         assert found["hypervolumes"][name] == pytest.approx(volume)
         assert 0 < found["hypervolume_errors"][name] < volume
     (pair,) = found["pairs"]
