@@ -175,8 +175,8 @@ class Front:
         for place, trial in enumerate(self.candidates):
             identity = trial.sweep.identity
             machine = str(trial.sweep.machine or identity.timing_device)
-            models = (identity.target, *sorted(identity.models.items()))
-            images = (models, identity.caption_set, identity.samples, identity.seed)
+            # the experiment is a digest of models, dtype, captions and seed
+            images = (identity.experiment, identity.caption_set, identity.samples)
             key = (trial.config, images, machine)
             places.setdefault(key, []).append(place)
         return [found for found in places.values() if len(found) > 1]
@@ -349,10 +349,9 @@ def _basis(identity: Identity, named: Mapping[str, Sweep]) -> dict[str, Hashable
     cannot be compared with all of the other sweeps'.
     """
     others = [sweep.identity for sweep in named.values()]
-    target = {
-        name: model for name, model in identity.models.items() if not name.startswith("drafters.")
-    }
-    weights = tuple(sorted(target.items()))
+    weights = frozenset(
+        model for model in identity.models.items() if not model[0].startswith("drafters.")
+    )
     basis = (identity.target, weights, identity.caption_set, identity.samples)
     found = dict[str, Hashable]()
     for name, metric in identity.metrics.items():

@@ -21,6 +21,7 @@ captions, or sources that were estimated together.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import product
 from statistics import NormalDist
@@ -146,32 +147,31 @@ class JointErrors:
 
     def merged(self, sets: Sequence[Sequence[int]]) -> JointErrors:
         """The same where the trials of each set are one: they have the mean of their values, and
-        its errors, which all of them share.
+        its errors, which all of them share. A value that all of them have is of the same images,
+        so its error is not smaller than one trial's.
         """
-        values, effects, own = self.values.copy(), self.effects.copy(), self.own.copy()
-        dof = self.dof.copy()
-        metrics = values.shape[1]
-        shared = np.zeros((*values.shape, len(sets) * metrics))
+        found = deepcopy(self)
+        own = found.own
+        metrics = own.shape[1]
+        shared = np.zeros((*own.shape, len(sets) * metrics))
         shared_dof = np.full(len(sets) * metrics, np.inf)
         for number, rows in enumerate(map(list, sets)):
-            values[rows] = values[rows].mean(axis=0)
-            effects[rows] = effects[rows].mean(axis=0)
-            dof[rows] = dof[rows].min(axis=0)
-            spread = np.sqrt(np.square(own[rows]).sum(axis=0)) / len(rows)
-            for metric in range(metrics):
-                column = number * metrics + metric
-                shared[rows, metric, column] = np.nan_to_num(spread[metric])
-                shared_dof[column] = self.own_dof[rows, metric].min()
+            is_one = (self.values[rows] == self.values[rows[0]]).all(axis=0)
+            of_several = np.sqrt(np.square(own[rows]).sum(axis=0)) / len(rows)
+            spread = np.where(is_one, own[rows].max(axis=0), of_several)
+            columns = slice(number * metrics, (number + 1) * metrics)
+            shared[rows, :, columns] = np.diag(np.nan_to_num(spread))
+            shared_dof[columns] = self.own_dof[rows].min(axis=0)
+            found.values[rows] = self.values[rows].mean(axis=0)
+            found.effects[rows] = self.effects[rows].mean(axis=0)
+            found.dof[rows] = self.dof[rows].min(axis=0)
             own[rows] = np.where(np.isnan(spread), np.nan, 0.0)
         groups = len(self.group_dof) + np.arange(len(shared_dof))
         return replace(
-            self,
-            values=values,
-            effects=np.concatenate([effects, shared], axis=2),
+            found,
+            effects=np.concatenate([found.effects, shared], axis=2),
             groups=np.concatenate([self.groups, groups]),
             group_dof=np.concatenate([self.group_dof, shared_dof]),
-            own=own,
-            dof=dof,
         )
 
     def covariance(self) -> Floats:

@@ -211,8 +211,7 @@ class Race:
                 for objective, source in scores.known.items()
                 if rival.known.get(objective) == source
             ]
-            if len(equal) < len(self.directions):
-                p[row, equal] = 0.0
+            p[row, equal] = 0.0 if len(equal) < len(self.directions) else 1.0
         found: Floats = p.max(axis=1)
         return found
 

@@ -83,17 +83,12 @@ class EarlyStopping:
 
     def decide_known(self, measured: TrialRecord, device: str) -> EarlyStop | None:
         """As `decide`, with the quality that the trial's group is known to have."""
-        if self.groups is None or measured.config is None:
-            return None
+        assert self.groups is not None, "a sweep that runs knows its groups"
+        assert measured.config is not None, "it was measured"
         told = self.groups.as_told(measured, self._rivals_of(measured.number))
-        return self.decide(
-            told.number,
-            told.images,
-            told.metrics,
-            measured.config.shape.key,
-            device,
-            self.groups.group(told),
-        )
+        shape = measured.config.shape.key
+        group = self.groups.group(told)
+        return self.decide(told.number, told.images, told.metrics, shape, device, group)
 
     def _rivals_of(self, number: int) -> Sequence[TrialRecord]:
         """The trials that had finished before this one was proposed."""

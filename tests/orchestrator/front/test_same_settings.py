@@ -53,6 +53,12 @@ def test_merged_trials_have_the_mean_and_one_error(sweeps: list[Sweep]) -> None:
     expected = np.diag(before.covariance()).reshape(before.values.shape)
     one, other = same[3]
     assert variance[one, 0] == pytest.approx((expected[one, 0] + expected[other, 0]) / 4)
+    clip = front_of(sweeps, "speedup", "clip_score")  # without blocks, of the same images
+    one, other = clip.same_settings[3]
+    errors = [clip.joint_errors, clip.joint_errors.merged(clip.same_settings)]
+    own, merged = (np.diag(e.covariance()).reshape(e.values.shape)[one, 1] for e in errors)
+    assert merged == pytest.approx(own)
+    one, other = same[3]
     samples = after.samples()
     assert (samples[:, one] == samples[:, other]).all()
     alone = [place for place in range(len(front.candidates)) if all(place not in s for s in same)]
@@ -63,6 +69,7 @@ def test_other_captions_or_devices_are_other_trials(sweeps: list[Sweep]) -> None
     wide, narrow = sweeps
     for changed in (
         {"captions": {**narrow.identity.captions, "count": 96}},
+        {"experiment": "of other weights, or of another seed"},
         {"timing": {**narrow.identity.timing, "device": "another"}},
     ):
         other = replace(narrow, identity=replace(narrow.identity, **changed))  # type: ignore[arg-type]

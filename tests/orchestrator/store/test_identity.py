@@ -39,3 +39,5 @@ def test_other_words_and_other_metrics_change_nothing(tmp_path: Path) -> None:
     more["kid"] = Metric("kid", "minimize", needs=("features", "reference"))
     now = replace(stored, metrics=more)
     check_unchanged(storage, stored, now.to_mapping(), ["seed"])
+    with pytest.raises(IdentityError, match="seed"):  # what is asked for is still compared
+        check_unchanged(storage, stored, replace(now, seed=7).to_mapping(), ["seed"])
