@@ -72,5 +72,5 @@ def test_other_captions_or_devices_are_other_trials(sweeps: list[Sweep]) -> None
         {"experiment": "of other weights, or of another seed"},
         {"timing": {**narrow.identity.timing, "device": "another"}},
     ):
-        other = replace(narrow, identity=replace(narrow.identity, **changed))  # type: ignore[arg-type]
+        other = replace(narrow, identity=replace(narrow.identity, **changed))
         assert front_of([wide, other], "speedup", "step_compression").same_settings == []
