@@ -16,7 +16,8 @@ from workers.data.pictures import to_pictures
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
-from workers.decoding.token_check import TokenCheck, TokenChecker
+from workers.decoding.token_check import TokenCheck
+from workers.decoding.token_checker import TokenChecker
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,7 +88,7 @@ class ImageEngine:
 
     def check(self, images: Sequence[DrawnImage]) -> TokenCheck:
         """Whether the tokens of images of this setting are samples of the target's own
-        distribution, which a lossless setting claims (see `workers.decoding.token_check`).
+        distribution, which a lossless setting claims (see `workers.decoding.token_checker`).
 
         Raises:
             ValueError: no images.

@@ -16,15 +16,9 @@ from dataclasses import replace
 from orchestrator.cluster.tasks import Limits, Outcome, SweepError, seconds_taken
 from orchestrator.front.plateau import Plateau, PlateauState
 from orchestrator.run.racing import at_full_size
+from orchestrator.run.running import RunningTrial, RunningTrials, copy_record, revive
 from orchestrator.run.search import Proposal, Search
-from orchestrator.run.trial import (
-    RunningTrial,
-    RunningTrials,
-    Trials,
-    copy_record,
-    make_record,
-    revive,
-)
+from orchestrator.run.trial import Trials, make_record
 from orchestrator.store import events
 from orchestrator.store.records import TrialRecord, write_trial
 from search_spaces.params import ConfigError

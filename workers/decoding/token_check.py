@@ -1,47 +1,15 @@
-"""Whether emitted tokens are samples of the target's own distribution: what a lossless setting
-claims, tested on its images without a second image.
-
-Given the tokens before it, each token of a lossless setting is a sample of the target's probs q at
-its position, whatever was drafted. So the target reads a finished image in one pass, and at each
-position three things are known:
-
-- f = max(log q(x), log 0.01) has a mean and a variance under q. The sum of its differences from
-  the mean is a martingale of bounded steps: over its standard deviation a standard normal number,
-  once the variance is large. Without the bound, single rare tokens would decide.
-- The randomised probability integral transform u = P(more likely than x) + v q(x), with an
-  independent uniform v, is uniform on [0, 1) (Rosenblatt 1952), and independent of those before
-  it. Its bins have a chi-square test.
-- So are pairs of u: of neighbours in the image, and of one position in two images that follow
-  each other. Pairs have Good's serial test (1953), which finds random numbers that are used twice
-  there.
-
-The pass shares no tree, mask, cache or acceptance with the decoding that is tested.
+"""The outcome of a token check (see `workers.decoding.token_checker`). This module does without
+torch: results are read without it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
-from search_spaces.trial import Sampling
-from workers.decoding.row_ends import teacher_forced
-from workers.decoding.sampling import guided_logits, stream_count, to_probs
-from workers.models.target import Target
-
-BINS = 16  # of u; a pair has PAIR_BINS squared
-PAIR_BINS = 4
+BINS = 16  # of the transform u
 TESTS = 4  # of one check: their p-values are multiplied by it (Bonferroni)
 FALSE_ALARMS = 1e-4  # how often a check fails whose tokens are the target's
-_POSITIONS = 256  # whose probs are held at once
-_FLOOR = math.log(0.01)  # of log probs in the martingale
-_LEAST_VARIANCE = 1000.0  # of the martingale, in nats squared, below which it is no test
-# Greedy decoding: by how much a logit may be below the largest one, relative to the largest
-# magnitude and in units of the dtype's precision. Passes of other shapes round in other orders.
-_TIE = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,142 +39,3 @@ class TokenCheck:
         # FALSE_ALARMS / TESTS has this power
         noncentrality = 52.1
         return min(1.0, math.sqrt(noncentrality / (2 * BINS * max(1, self.tokens))))
-
-
-class TokenChecker:
-    """Checks the images of one setting, added in batches.
-
-    Args:
-        target: the target that generated them.
-        sampling: the sampling that the tokens claim to have.
-        seed: of the uniform numbers v.
-    """
-
-    def __init__(self, target: Target, sampling: Sampling, seed: int = 0) -> None:
-        self._target = target
-        self._sampling = sampling
-        self._generator = torch.Generator().manual_seed(seed)
-        self._images = 0
-        self._surplus = 0.0
-        self._variance = 0.0
-        self._impossible = 0
-        self._bins = torch.zeros(BINS, dtype=torch.float64)
-        self._neighbours = torch.zeros(PAIR_BINS, PAIR_BINS, dtype=torch.float64)
-        self._across = torch.zeros(PAIR_BINS, PAIR_BINS, dtype=torch.float64)
-        self._last: Tensor | None = None  # u of the image before
-
-    @torch.inference_mode()
-    def add(self, captions: Sequence[str], tokens: Tensor) -> None:
-        """Check images: tokens [B, N] of as many captions.
-
-        Raises:
-            ValueError: a caption that the target cannot read.
-        """
-        target = self._target
-        tokens = tokens.to(target.device)
-        streams = stream_count(self._sampling.cfg)
-        prompt = target.encode(list(captions), guided=streams == 2)
-        features = teacher_forced(target, prompt, tokens[:, :-1].repeat(streams, 1))
-        features = features[:, target.prompt_len - 1 :]
-        parts = [
-            self._read(
-                features[:, start : start + _POSITIONS], tokens[:, start : start + _POSITIONS]
-            )
-            for start in range(0, tokens.shape[1], _POSITIONS)
-        ]
-        self._images += len(tokens)
-        if self._sampling.temperature > 0:
-            self._count(torch.cat(parts, dim=1))
-
-    def result(self) -> TokenCheck:
-        """What all images together say. Raises ValueError without images."""
-        if not self._images:
-            raise ValueError("no image was added")
-        tokens = self._images * self._target.grid.tokens
-        if self._sampling.temperature == 0:
-            p_value = 0.0 if self._impossible else 1.0
-            return TokenCheck(self._images, tokens, 0.0, p_value, self._impossible, True)
-        z = 0.0
-        if self._variance >= _LEAST_VARIANCE:
-            z = self._surplus / math.sqrt(self._variance)
-        p_values = [
-            math.erfc(abs(z) / math.sqrt(2)),
-            _chi_square_tail(_statistic(self._bins), BINS - 1),
-            _serial_tail(self._neighbours),
-            _serial_tail(self._across),
-        ]
-        p_value = min(1.0, TESTS * min(p_values))
-        return TokenCheck(self._images, tokens, z, p_value, self._impossible)
-
-    def _read(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """u [B, n] of tokens [B, n], from the features [R, n, D] that predict them; counts the
-        rest.
-        """
-        logits = guided_logits(self._target.head, features, self._sampling.cfg)
-        if self._sampling.temperature == 0:
-            gap = logits.amax(-1) - _at(logits, tokens)
-            scale = logits.abs().amax(-1) * torch.finfo(self._target.dtype).eps
-            self._impossible += int((gap > _TIE * scale).sum())
-            return gap
-        probs = to_probs(logits, self._sampling).double()
-        own = _at(probs, tokens)
-        logs = probs.log().clamp_min(_FLOOR)
-        mean = (probs * logs).sum(-1)
-        self._variance += float(((probs * logs.square()).sum(-1) - mean.square()).sum())
-        # A token of probability 0 counts as an unlikely one: rounding may move a token over the
-        # edge of a filter such as top-k. Many such tokens show in every test.
-        self._surplus += float((_at(logs, tokens) - mean).sum())
-        self._impossible += int((own == 0).sum())
-        v = torch.rand(own.shape, generator=self._generator, dtype=torch.float64)
-        return _read_u(probs, tokens, v.to(probs.device))
-
-    def _count(self, u: Tensor) -> None:
-        """Count the bins of u [B, N], and of its pairs."""
-        u = u.cpu()
-        self._bins += torch.bincount((u * BINS).long().flatten(), minlength=BINS)
-        coarse = (u * PAIR_BINS).long()
-        self._neighbours += _pairs(coarse[:, :-1], coarse[:, 1:])
-        chain = coarse if self._last is None else torch.cat([self._last, coarse])
-        self._across += _pairs(chain[:-1], chain[1:])
-        self._last = coarse[-1:]
-
-
-def _read_u(probs: Tensor, tokens: Tensor, v: Tensor) -> Tensor:
-    """The randomised transform u [B, n] of tokens [B, n] with probs [B, n, V]. Tokens of one
-    probability are in the order of their codes.
-    """
-    own = _at(probs, tokens)[..., None]
-    codes = torch.arange(probs.shape[-1], device=probs.device)
-    before = (probs > own) | ((probs == own) & (codes < tokens[..., None]))
-    u = (probs * before).sum(-1) + v * own[..., 0]
-    return u.clamp(0, 1 - 1e-12)
-
-
-def _at(values: Tensor, tokens: Tensor) -> Tensor:
-    """The entries [B, n] of values [B, n, V] at tokens [B, n]."""
-    found: Tensor = values.gather(-1, tokens[..., None].long())[..., 0]
-    return found
-
-
-def _pairs(first: Tensor, second: Tensor) -> Tensor:
-    """How often each pair of bins occurs."""
-    counts = torch.bincount((first * PAIR_BINS + second).flatten(), minlength=PAIR_BINS**2)
-    return counts.double().view(PAIR_BINS, PAIR_BINS)
-
-
-def _statistic(counts: Tensor) -> float:
-    """Pearson's statistic of counts that are expected to be equal; 0 without counts."""
-    expected = float(counts.sum()) / counts.numel()
-    return float(((counts - expected) ** 2).sum() / expected) if expected else 0.0
-
-
-def _serial_tail(pairs: Tensor) -> float:
-    """The p-value of Good's serial test: the pairs' statistic without that of their first parts."""
-    statistic = _statistic(pairs) - _statistic(pairs.sum(1))
-    return _chi_square_tail(statistic, PAIR_BINS**2 - PAIR_BINS)
-
-
-def _chi_square_tail(statistic: float, dof: int) -> float:
-    """The probability that a chi-square variable exceeds the statistic."""
-    half = torch.tensor([dof / 2, max(0.0, statistic) / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))

@@ -14,8 +14,9 @@ import pytest
 from benchmarks.instant import EXPERIMENT, InstantWorkers
 from orchestrator.cluster.tasks import SweepError, Task
 from orchestrator.run.build import Build, Result
+from orchestrator.run.running import copy_record
 from orchestrator.run.search import Proposal
-from orchestrator.run.trial import BASELINE, Plan, Steps, Trials, copy_record, make_record, names
+from orchestrator.run.trial import BASELINE, Plan, Steps, Trials, make_record, names
 from orchestrator.store.events import Event, TrialStarted
 from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord

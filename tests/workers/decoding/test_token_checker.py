@@ -23,7 +23,8 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.decoding.token_check import BINS, TokenCheck, TokenChecker, _read_u
+from workers.decoding.token_check import BINS, TokenCheck
+from workers.decoding.token_checker import TokenChecker, _read_u
 from workers.models.masks import AttentionMask
 from workers.models.target import Target
 
