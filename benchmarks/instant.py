@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from orchestrator.cluster.tasks import Task, TaskResult, Workers
@@ -21,6 +22,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
+from workers.decoding.token_check import TokenCheck
 from workers.metrics.definition import Metric
 
 EXPERIMENT = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
@@ -78,7 +80,9 @@ class InstantWorkers:
             }
         config = DecodingConfig.from_mapping(payload["config"])
         images = 8 * len(payload["quality"])
+        check = TokenCheck(images, images, z=0.0, p_value=1.0, impossible=0)
         return {
+            "check": asdict(check) if payload["check"] else None,
             "metrics": {
                 name: {
                     "value": value,
@@ -87,7 +91,8 @@ class InstantWorkers:
                     "replicates": self.replicates(config, value, images),
                 }
                 for name, value in self.numbers(config).items()
-            }
+                if name in payload["metrics"] or not payload["check"]
+            },
         }
 
     def replicates(self, config: DecodingConfig, value: float, images: int) -> list[float]:

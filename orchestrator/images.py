@@ -17,13 +17,12 @@ from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.token_check import TokenCheck
-from workers.decoding.token_checker import TokenChecker
+from workers.decoding.token_checker import check_images
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 DEFAULT_BATCH = 16  # images that are generated together
-_CHECKED_TOGETHER = 4  # images, each of which the target reads whole
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,12 +92,10 @@ class ImageEngine:
         Raises:
             ValueError: no images.
         """
-        checker = TokenChecker(self.decoder.target, self.decoder.sampling, self.decoder.seed)
-        for start in range(0, len(images), _CHECKED_TOGETHER):
-            part = images[start : start + _CHECKED_TOGETHER]
-            tokens = torch.tensor([drawn.tokens for drawn in part])
-            checker.add([drawn.caption for drawn in part], tokens)
-        return checker.result()
+        captions = [drawn.caption for drawn in images]
+        tokens = torch.tensor([drawn.tokens for drawn in images])
+        decoder = self.decoder
+        return check_images(decoder.target, decoder.sampling, captions, tokens, decoder.seed)
 
     def image_of(self, result: Result) -> DrawnImage:
         """Decode the tokens of a result to pixels, which its seconds do not include."""

@@ -115,6 +115,11 @@ class Quality(Params):
     ] = 48
     shard: Annotated[int, "captions per shard", Range(1)] = 48
     samples: Annotated[int, "images per caption", Range(1, 65_536)] = 1
+    lossless: Annotated[
+        Literal["check", "measure"],
+        "of lossless settings: check draws only as many images as their speed and a check of their "
+        "tokens need, because their quality is vanilla's; measure draws all",
+    ] = "check"
     nodes: Annotated[
         Mapping[str, Any] | None,
         "Ray's labels of the nodes that generate, such as {gpu: h100}; left out: all that agree",

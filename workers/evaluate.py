@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,6 +42,8 @@ from workers.data.shards import (
     Serializable,
     TimingSession,
 )
+from workers.decoding.token_check import TokenCheck
+from workers.decoding.token_checker import check_images
 from workers.metrics.costs import batch_passes
 from workers.metrics.definition import IMAGES, REFERENCE
 from workers.metrics.estimate import Estimate
@@ -260,10 +262,26 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
     }
     result = _trial_metrics(shards, task, {metric.name: metric for metric in metrics}, others)
     result["skipped"] |= unavailable
+    if task.check:
+        result["check"] = asdict(_check_tokens(worker, shards, task))
     result["pictures"] = _plot_pictures(shards, task, target, task.config.digest())
     result = {"name": name, **result, **_timed(worker, start)}
     worker.storage.write(name, dump_checked(result, indent=1))
     return result | {"ran": True}
+
+
+def _check_tokens(worker: LoadedSweep, shards: ShardReader, task: MeasureTask) -> TokenCheck:
+    """Check the tokens of all images of a task."""
+    table = shards.tokens_and_passes(task.quality)
+    texts = {caption.id: caption.text for caption in worker.captions}
+    captions = [texts[caption] for caption in table.column("caption_id").to_pylist()]
+    tokens = tokens_of(table)
+    sampling = task.config.sampling
+    assert sampling is not None, "a shard's config has sampling"
+    check = partial(
+        check_images, worker.models.target, sampling, captions, tokens, worker.spec.seed
+    )
+    return guard_memory(check, "reading whole images")
 
 
 def _trial_metrics(

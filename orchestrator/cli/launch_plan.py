@@ -132,7 +132,8 @@ def _quality(config: SweepConfig) -> str:
     captions = config.captions.count
     quality = config.quality
     images = captions * quality.samples
-    total = f"{images} images a trial, at most {images * config.budget.trials:,} in all"
+    fewer = ", fewer of a lossless one" if quality.lossless == "check" else ""
+    total = f"{images} images a trial{fewer}, at most {images * config.budget.trials:,} in all"
     shards = f"{captions} captions x {quality.samples}, batch {quality.batch}"
     return f"{shards}: {total}{_on(quality.nodes)}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -278,6 +278,7 @@ class Candidate(Trial):
 
     def to_mapping(self) -> dict[str, Any]:
         """Plain data, for JSON."""
+        check = self.record.check
         return {
             "sweep": self.origin,
             "number": self.number,
@@ -287,6 +288,7 @@ class Candidate(Trial):
             "setting": self.setting,
             "description": self.description,
             "lossless": self.is_lossless,
+            "token_check": check and asdict(check) | {"passed": check.passed},
             "config": self.config.to_mapping(),
             "metrics": {
                 name: {"value": entry.value, "error": entry.known_error}

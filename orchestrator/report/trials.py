@@ -90,6 +90,7 @@ class PageTrial:
             "flat": [flat.get(key) for key in keys],
             "description": names.name(record.config),
             "lossless": record.is_lossless(self.sweep.identity),
+            "check": record.check.summary if record.check is not None else "",
             "violated": [text for text, excess in record.constraints.items() if excess > 0],
             "metrics": {
                 name: _measured(self.sweep.metric(name), record)

@@ -146,13 +146,15 @@ class Driver:
             stored = self.trials.as_told(known[number], self.racing.finished)
         self._records.append(stored)
         self.racing.finished.append(reported)
-        if reported.is_stopped and reported.duplicate_of is None:
+        if not reported.has_failed and reported.duplicate_of is None:
             self._limits.images -= self.trials.plan.images - reported.images
         objectives = [objective.metric for objective in self.sweep.objectives]
         self.search.tell(at_full_size(reported, self.racing.finished[0]), objectives)
         if number not in known and number not in self._lost:
             self._write(reported)
         event = events.TrialFinished.of(self._records[number], self.trials.names)
+        if record.check is not None and record.fails_check and record.duplicate_of is None:
+            event = replace(event, note=f"trial {number} {record.check.summary}")
         self.trials.emit(replace(event, new=number not in known))
 
     def _is_plateau(self) -> bool:

@@ -149,7 +149,7 @@ class EarlyStopping:
             return None
         if metrics is None:
             return None
-        if not _may_compare(self.objectives, record.timed_on.get(images, ""), device):
+        if not _may_compare(self.objectives, record.timed_on.get(images, record.device), device):
             return None
         group = self.groups.group(record) if self.groups is not None else None
         return self._scores(metrics, record.shape, group)
@@ -219,10 +219,7 @@ def _moved(entry: Estimate, part: Estimate, whole: Estimate) -> Estimate:
     """
     value = entry.value - part.value + whole.value
     if part.value == whole.value == 0 and entry.replicates:
-        bias = (len(entry.replicates) - 1) * (float(np.mean(entry.replicates)) - entry.value)
-        value = entry.value - bias * (1 - entry.n / whole.n)
-        replicates = np.add(entry.replicates, value - entry.value)
-        return replace(entry, value=value, n=whole.n, replicates=tuple(replicates.tolist()))
+        return entry.on(whole.n)
     if not len(entry.replicates) == len(part.replicates) == len(whole.replicates) > 0:
         return replace(entry, value=value, n=whole.n)
     replicates = np.subtract(entry.replicates, part.replicates) + np.array(whole.replicates)

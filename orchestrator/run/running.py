@@ -28,6 +28,7 @@ _RESULTS = (
     "taken",
     "cause",
     "stop",
+    "check",
     "shape",
     "passes",
     "timed_on",

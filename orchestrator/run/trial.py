@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from orchestrator.cluster.tasks import SweepError, Task
 from orchestrator.run.build import Build, Result
 from orchestrator.run.racing import EarlyStopping, with_constraints
@@ -23,14 +25,18 @@ from orchestrator.run.timing import Sessions, session_of
 from orchestrator.store import events
 from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.names import SettingNames
+from orchestrator.store.prices import is_priced
 from orchestrator.store.records import EarlyStop, Measurement, State, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import Experiment, MeasureTask, QualityShard, plan_quality
 from workers.metrics.definition import Metric
-from workers.metrics.estimate import Estimate
+from workers.metrics.estimate import Estimate, jackknife_error
 
 BASELINE = 0  # number of vanilla's trial
+# relative standard error of the passes at which a trial ends whose quality is known, if it has no
+# speed
+_PRECISION = 0.01
 
 # yields a trial's measurements one by one, and returns its record
 Steps = Generator[Task, Result, TrialRecord]
@@ -99,12 +105,40 @@ class Plan:
         """The rungs at which a trial is measured, the one with all captions last. No shard crosses
         a rung.
         """
+        return self._rungs_at(self._shards(config), [*self._racing_ends, self.captions])
+
+    def check_rungs(self, config: DecodingConfig) -> list[Rung]:
+        """Where a lossless trial may end: at the first rung of racing, or without it after the
+        first shard; then at twice as many captions or more each time, up to all.
+        """
+        shards = self._shards(config)
+        ends: list[int] = []
+        least = self._racing_ends[0] if self._racing_ends else 1
+        for shard in shards:
+            if shard.stop >= least or shard.stop == self.captions:
+                ends.append(shard.stop)
+                least = 2 * shard.stop
+        return self._rungs_at(shards, ends)
+
+    @property
+    def _racing_ends(self) -> Sequence[int]:
+        """The captions after which racing may stop a trial."""
+        return self.sweep.racing.rungs if self.sweep.racing else ()
+
+    def _shards(self, config: DecodingConfig) -> list[QualityShard]:
         quality = self.sweep.quality
-        ends = self.sweep.racing.rungs if self.sweep.racing else ()
-        shards = plan_quality(
-            config, self.captions, quality.shard, quality.samples, quality.batch, ends
+        return plan_quality(
+            config,
+            self.captions,
+            quality.shard,
+            quality.samples,
+            quality.batch,
+            self._racing_ends,
         )
-        parts = [[shard for shard in shards if shard.stop <= end] for end in (*ends, self.captions)]
+
+    def _rungs_at(self, shards: Sequence[QualityShard], ends: Iterable[int]) -> list[Rung]:
+        """The rungs that end at these numbers of captions."""
+        parts = [[shard for shard in shards if shard.stop <= end] for end in ends]
         files = self.tasks(shards)
         return [Rung(sum(shard.images for shard in part), files[: len(part)]) for part in parts]
 
@@ -122,18 +156,30 @@ class Plan:
         rung: Rung,
         timings: Sequence[Task],
         prefetched: Sequence[Task] = (),
+        *,
+        has_known_quality: bool = False,
     ) -> Task:
-        """A config's metrics on the images of a rung. prefetched: other shards that must exist."""
+        """A config's metrics on the images of a rung.
+
+        Args:
+            config: the config.
+            rung: the rung.
+            timings: the sessions that its speed is from.
+            prefetched: other shards that must exist.
+            has_known_quality: leave out the metrics that its group has (see `QualityGroups`).
+        """
+        metrics = self.groups.metrics
+        if has_known_quality:
+            metrics = {name: m for name, m in metrics.items() if not m.is_of_distribution}
         work = MeasureTask(
             config=config,
             quality=names(rung.files),
             timing=names(timings),
             baseline_quality=names(self.baseline_images),
-            metrics=tuple(self.groups.metrics),
-            definitions=tuple(
-                sorted({m.definition for m in self.groups.metrics.values() if m.definition})
-            ),
-            halfway=self.sweep.racing is None,
+            metrics=tuple(metrics),
+            definitions=tuple(sorted({m.definition for m in metrics.values() if m.definition})),
+            halfway=self.sweep.racing is None and not has_known_quality,
+            check=config != self.baseline and self.groups.claimed_group(config) is not None,
         )
         needs = (*rung.files, *prefetched, *timings, *self.baseline_images, *self.prepared)
         return Task.of(work.name(), work, needs)
@@ -192,11 +238,14 @@ class Trials:
         assert config is not None, "a trial without a config does not run"
         # those of earlier trials and its own, whatever comes later
         timings: Sequence[Task] = self.sessions.of(config)
-        shape = config.shape.key
+        self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
+        if stopped is None and self._has_known_quality(number, config):
+            record = yield from self._run_checked(proposal, config, timings)
+            if record is not None:
+                return record
         progress = self._begin(number, stopped)
         rungs = [rung for rung in self.plan.rungs(config) if rung.images > progress.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
-        self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
         kind = events.TrialResumed if stopped else events.TrialStarted
         self._emit_start(kind, proposal, rungs[0], rungs[-1])
         for rung in rungs:
@@ -213,28 +262,75 @@ class Trials:
             state: State = "failed" if problem else "complete"
             if rung is not rungs[-1]:
                 if stopped is None and not problem:
-                    known = make_record(proposal, "stopped", metrics=metrics, images=rung.images)
+                    known = make_record(
+                        proposal,
+                        "stopped",
+                        metrics=metrics,
+                        images=rung.images,
+                        check=measurement.check,
+                    )
                     progress.stop = self.racing.decide_known(known, measurement.device)
                 if progress.stop is None or problem:  # more images may have what these lack
                     continue
                 state = "stopped"
                 problem = self.racing.reason(progress.stop)
-            return self._record(
-                proposal,
-                state,
-                problem,
-                progress,
-                metrics=metrics,
-                history=tuple(sorted(progress.history.items())),
-                shards=names([*rung.files, *timings[-1:]]),
-                shape=shape if timings else "",
-                timed_on=progress.timed_on,
-                images=rung.images,
-                stop=progress.stop,
-                passes=measurement.passes,
-                taken=measurement.taken,
+            return self._measured_record(
+                proposal, state, problem, progress, measurement, rung, timings
             )
         raise AssertionError("the last rung is all captions")
+
+    def _has_known_quality(self, number: int, config: DecodingConfig) -> bool:
+        """Whether a trial has vanilla's quality if its tokens are as it states, so that it need not
+        draw all images: it claims to be lossless for vanilla's sampling, and the sweep optimises
+        and constrains nothing else that only images show.
+        """
+        groups = self.groups
+        if number == BASELINE or self.plan.sweep.quality.lossless == "measure":
+            return False
+        if groups.claimed_group(config) != groups.baseline:
+            return False
+        required = [groups.metrics[name] for name in self._required]
+        return all(metric.is_of_counts or metric.is_of_distribution for metric in required)
+
+    def _run_checked(
+        self, proposal: Proposal, config: DecodingConfig, timings: Sequence[Task]
+    ) -> Generator[Task, Result, TrialRecord | None]:
+        """Measure the speed of a trial whose quality is known, and check its tokens, on as many
+        images as the speed needs; None if the check fails, so that its quality must be measured.
+        """
+        progress = self._begin(proposal.number, None)
+        rungs = self.plan.check_rungs(config)
+        self._emit_start(events.TrialStarted, proposal, rungs[0], rungs[-1])
+        for rung in rungs:
+            result, timings = yield from self._measure(
+                config, rung, timings, has_known_quality=True
+            )
+            if result.output is None:
+                self._check_baseline(proposal.number, result.cause, result.lost)
+                return self._record(proposal, "failed", result.cause, progress)
+            measurement = Measurement.from_mapping(result.output)
+            progress.add(rung.images, measurement)
+            check = measurement.check
+            if check is None or not check.passed:
+                return None
+            if rung is rungs[-1] or self._is_precise(measurement):
+                break
+        problem = self._missing(measurement, has_known_quality=True)
+        state: State = "failed" if problem else "complete"
+        return self._measured_record(proposal, state, problem, progress, measurement, rung, timings)
+
+    def _is_precise(self, measurement: Measurement) -> bool:
+        """Whether more images would hardly lower the error of the speed, because the costs' noise
+        is more than half of its variance; without speeds, whether the passes are precise.
+        """
+        metrics = measurement.metrics.items()
+        speeds = [entry for name, entry in metrics if is_priced(name) and entry.noise > 0]
+        if speeds:
+            return all(entry.error**2 <= 2 * entry.noise**2 for entry in speeds)
+        return all(
+            len(without) > 1 and jackknife_error(np.array(without)) <= _PRECISION * passes
+            for passes, *without in measurement.passes.values()
+        )
 
     def _begin(self, number: int, stopped: TrialRecord | None) -> _Progress:
         """What is known of a trial before it runs: nothing, or what its record says if racing had
@@ -249,6 +345,35 @@ class Trials:
             dict(stopped.timed_on),
             stopped.stop,
             stopped.seconds - self.build.seconds[number],
+        )
+
+    def _measured_record(
+        self,
+        proposal: Proposal,
+        state: State,
+        cause: str | None,
+        progress: _Progress,
+        measurement: Measurement,
+        rung: Rung,
+        timings: Sequence[Task],
+    ) -> TrialRecord:
+        """The record of a trial that ends at a rung."""
+        assert proposal.config is not None, "a trial without a config does not run"
+        return self._record(
+            proposal,
+            state,
+            cause,
+            progress,
+            metrics=measurement.metrics,
+            history=tuple(sorted(progress.history.items())),
+            shards=names([*rung.files, *timings[-1:]]),
+            shape=proposal.config.shape.key if timings else "",
+            timed_on=progress.timed_on,
+            images=rung.images,
+            stop=progress.stop,
+            check=measurement.check,
+            passes=measurement.passes,
+            taken=measurement.taken,
         )
 
     def _record(
@@ -269,12 +394,14 @@ class Trials:
             **results,
         )
 
-    def _missing(self, measurement: Measurement) -> str | None:
+    def _missing(self, measurement: Measurement, *, has_known_quality: bool = False) -> str | None:
         """Why required metrics are missing; None if none is."""
+        metrics = self.groups.metrics
         problems = [
             f"{name}: {measurement.skipped.get(name, 'not measured')}"
             for name in self._required
             if name not in measurement.metrics
+            and not (has_known_quality and metrics[name].is_of_distribution)
         ]
         return "; ".join(problems) or None
 
@@ -283,7 +410,9 @@ class Trials:
         config: DecodingConfig,
         rung: Rung,
         timings: Sequence[Task],
-        prefetched: Sequence[Task],
+        prefetched: Sequence[Task] = (),
+        *,
+        has_known_quality: bool = False,
     ) -> Generator[Task, Result, tuple[Result, Sequence[Task]]]:
         """Measure a config on a rung's images, again while files are lost that can be made again.
 
@@ -291,7 +420,9 @@ class Trials:
         the config's shape, the config is timed in a session of its own.
         """
         while True:
-            result = yield self.plan.measurement(config, rung, timings, prefetched)
+            result = yield self.plan.measurement(
+                config, rung, timings, prefetched, has_known_quality=has_known_quality
+            )
             if result.output is not None:
                 return result, timings
             if result.cause is not None:

@@ -17,6 +17,7 @@ from typing import Any
 from orchestrator.front.plateau import plateau_notes, plateau_state
 from orchestrator.store import files, launches
 from orchestrator.store.identity import Identity
+from orchestrator.store.names import trial_title
 from orchestrator.store.prices import is_priced
 from orchestrator.store.progress import SweepProgress, read_progress
 from orchestrator.store.records import State, TrialRecord
@@ -91,11 +92,22 @@ MAX_ACCEPTED = 0.05  # drafted tokens per pass; fewer are hardly any
 
 
 def sweep_notes(sweep: Sweep, *, is_running: bool = False) -> list[str]:
-    """Sentences on why the sweep ended, its speeds and drafters (see `plateau_notes`,
+    """Sentences on why the sweep ended, false claims, its speeds and drafters (see `plateau_notes`,
     `timing_notes` and `drafter_warnings`). A running one will time more by itself.
     """
     speeds = session_problems(sweep) if is_running else timing_notes(sweep)
-    return [*plateau_notes(sweep), *speeds, *drafter_warnings(sweep.records, sweep.identity)]
+    drafters = drafter_warnings(sweep.records, sweep.identity)
+    return [*plateau_notes(sweep), *_false_claims(sweep), *speeds, *drafters]
+
+
+def _false_claims(sweep: Sweep) -> list[str]:
+    """A sentence on each trial that claims to be lossless and is not."""
+    return [
+        f"{trial_title(record.number, record.label, sweep.names.name(record.config))}: "
+        f"{record.check.summary}"
+        for record in sweep.records
+        if record.check is not None and record.fails_check and record.duplicate_of is None
+    ]
 
 
 def waiting_note(sweep: Sweep) -> list[str]:

@@ -1,16 +1,18 @@
 """Lossless settings have one quality: the tokens of each are samples of the target's own
 distribution, so that their images have one distribution, and a metric of it is one number.
 
-Settings with the same sampling that are lossless for it are a group, vanilla among them. Each draws
-images of its own and measures its own estimate of the same number; which of these is better is
-luck. So a front compares them by one estimate. Metrics that compare images with vanilla's images
-one by one, such as drift, are left as they are: a lossless setting draws other samples there.
+Settings with the same sampling that are lossless for it are a group, vanilla among them. Each that
+draws images of its own measures its own estimate of the same number; which of these is better is
+luck. So a front compares them by one estimate. A setting whose tokens pass their check (see
+`workers.decoding.token_checker`) need not draw all images: it has vanilla's quality. One that fails
+it is in no group. Metrics that compare images with vanilla's images one by one, such as drift, are
+left as they are: a lossless setting draws other samples there.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -46,9 +48,13 @@ class QualityGroups:
 
     def group(self, record: TrialRecord) -> Sampling | None:
         """The sampling that a trial's group has; None if the trial is in none."""
-        if record.config is None or record.has_failed:
+        if record.config is None or record.has_failed or record.fails_check:
             return None
-        return _lossless_sampling(record.config, self.cols)
+        return self.claimed_group(record.config)
+
+    def claimed_group(self, config: DecodingConfig) -> Sampling | None:
+        """The sampling of the group in which a config is if it is lossless as it states."""
+        return _lossless_sampling(config, self.cols)
 
     def as_told(self, record: TrialRecord, earlier: Iterable[TrialRecord]) -> TrialRecord:
         """A trial's record as a running sweep knows it: in a group, with the values of the group's
@@ -85,12 +91,8 @@ class QualityGroups:
     def _told(self, record: TrialRecord, first: Mapping[Place, Estimate]) -> TrialRecord:
         """A record with the first values of its group."""
         group = self.group(record)
-
-        def shared(place: Place) -> Estimate | None:
-            entry = first.get(place)
-            return None if entry is None else _mean([entry], (group, place))
-
-        return self.with_shared(record, shared, lambda place: None)
+        shared = {place: _mean([entry], (group, place)) for place, entry in first.items()}
+        return self.with_shared(record, shared, {})
 
     def pooled(self, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
         """All records of a sweep. Those of a group have the mean of what its members measured on
@@ -102,33 +104,66 @@ class QualityGroups:
     def with_shared(
         self,
         record: TrialRecord,
-        shared: Callable[[Place], Estimate | None],
-        vanilla: Callable[[Place], Estimate | None],
+        shared: Mapping[Place, Estimate],
+        vanilla: Mapping[Place, Estimate],
     ) -> TrialRecord:
-        """A record with the values that its group shares, and with gains over vanilla's group."""
+        """A record with the values that its group shares, and with gains over vanilla's group. A
+        complete trial also has those that it did not measure itself.
+        """
+        entries = dict(_measured_entries(record))
+        places = dict.fromkeys(entries)
+        if record.is_complete:
+            own_names = record.measured.metrics
+            places |= {place: None for place in shared if place.metric not in own_names}
         known: dict[Place, Estimate] = {}
-        own: dict[Place, Estimate] = {}
-        for place, entry in _measured_entries(record):
+        for place in places:
             metric = self.metrics.get(place.metric)
             if metric is None or not metric.is_of_distribution:
                 continue
-            value = shared(place) or entry
-            base = vanilla(place) if metric.is_gain else None
+            value = shared.get(place) or entries[place]
+            base = vanilla.get(place) if metric.is_gain else None
             if base is not None:
                 value = _minus(value, base)
-            if value is not entry:
+            if value is not entries.get(place):
                 known[place] = value
-                own[place] = entry
-        measured = record.measured
-        if not known:
-            return measured
-        rungs = [images for images, _ in measured.history]
-        return replace(
-            measured,
-            metrics={**measured.metrics, **_at(measured.images, known)},
-            history=tuple((n, {**values, **_at(n, known)}) for n, values in measured.history),
-            own=tuple((n, _at(n, own)) for n in dict.fromkeys([*rungs, measured.images])),
-        )
+        last = max((place.images for place in known), default=record.images)
+        if last > record.images:
+            known |= self._on(record.measured, last)
+        return _with_known(record.measured, entries, known)
+
+    def _on(self, record: TrialRecord, images: int) -> dict[Place, Estimate]:
+        """A trial's values of metrics that compare its images with vanilla's one by one, as
+        expected on more images.
+        """
+        found = {}
+        for name, entry in record.metrics.items():
+            metric = self.metrics.get(name)
+            if metric is not None and not (metric.is_of_counts or metric.is_of_distribution):
+                found[Place(images, name)] = entry.on(images)
+        return found
+
+
+def _with_known(
+    measured: TrialRecord, entries: Mapping[Place, Estimate], known: Mapping[Place, Estimate]
+) -> TrialRecord:
+    """A record with values from elsewhere, some of them on more images than it has. entries: its
+    own.
+    """
+    if not known:
+        return measured
+    names = dict.fromkeys(place.metric for place in known)
+    rungs = dict(measured.history)
+    last = max(measured.images, *(place.images for place in known))
+    numbers = sorted({*rungs, *(place.images for place in known if place.images > measured.images)})
+    return replace(
+        measured,
+        metrics={**measured.metrics, **_at(last, known)},
+        history=tuple((n, {**rungs.get(n, measured.metrics), **_at(n, known)}) for n in numbers),
+        own=tuple(
+            (n, {name: entries.get(Place(n, name)) for name in names})
+            for n in dict.fromkeys([*rungs, measured.images])
+        ),
+    )
 
 
 @lru_cache(maxsize=1 << 14)
@@ -147,37 +182,51 @@ class Source:
     # groups of one sampling are one; a metric without is the sweep's alone.
     basis: Mapping[str, Hashable] = field(default_factory=dict)
 
-    def find(
-        self, means: Mapping[Hashable, Estimate], number: int, group: Sampling | None
-    ) -> Callable[[Place], Estimate | None]:
-        """A group's values among the `means` of `pool`; None where it has none."""
-        return lambda place: means.get((self.basis.get(place.metric, number), group, place))
+    def values(
+        self, means: Mapping[tuple[Hashable, Place], Estimate], number: int
+    ) -> dict[Place, Estimate]:
+        """A group's values in this sweep, the one of this number. means: the group's values in all
+        sweeps, by basis.
+        """
+        return {
+            place: mean
+            for (basis, place), mean in means.items()
+            if basis == self.basis.get(place.metric, number)
+        }
 
 
 def pool(sources: Sequence[Source]) -> list[tuple[TrialRecord, ...]]:
     """The records of several sweeps, as `QualityGroups.pooled` has those of one."""
-    entries = defaultdict[Hashable, list[Estimate]](list)
+    entries = defaultdict[Sampling, defaultdict[tuple[Hashable, Place], list[Estimate]]](
+        lambda: defaultdict(list)
+    )
     for number, source in enumerate(sources):
         for record in source.records:
             group = source.groups.group(record)
             if group is None or record.duplicate_of is not None:
                 continue
             for place, entry in _measured_entries(record):
-                entries[source.basis.get(place.metric, number), group, place].append(entry)
-    means = {key: _mean(found, key) for key, found in entries.items()}
-    pooled = []
-    for number, source in enumerate(sources):
-        groups = source.groups
-        vanilla = source.find(means, number, groups.baseline)
-        pooled.append(
-            tuple(
-                groups.with_shared(
-                    record, source.find(means, number, groups.group(record)), vanilla
-                )
-                for record in source.records
-            )
-        )
-    return pooled
+                entries[group][source.basis.get(place.metric, number), place].append(entry)
+    means = {
+        group: {key: _mean(found, (group, *key)) for key, found in parts.items()}
+        for group, parts in entries.items()
+    }
+    return [_pool_source(source, number, means) for number, source in enumerate(sources)]
+
+
+def _pool_source(
+    source: Source, number: int, means: Mapping[Sampling, Mapping[tuple[Hashable, Place], Estimate]]
+) -> tuple[TrialRecord, ...]:
+    """The records of one of several sweeps with the means of their groups."""
+    groups = source.groups
+    shared: dict[Sampling | None, dict[Place, Estimate]] = {
+        group: source.values(found, number) for group, found in means.items()
+    }
+    vanilla = shared.get(groups.baseline, {})
+    return tuple(
+        groups.with_shared(record, shared.get(groups.group(record), {}), vanilla)
+        for record in source.records
+    )
 
 
 def _at(images: int, entries: Mapping[Place, Estimate]) -> dict[str, Estimate]:

@@ -22,6 +22,7 @@ from workers.data.checked_json import (
     parse_checked,
 )
 from workers.data.storage import Storage, in_parallel
+from workers.decoding.token_check import TokenCheck
 from workers.metrics.estimate import BLOCKS, Estimate
 
 if TYPE_CHECKING:
@@ -60,9 +61,9 @@ class TrialRecord:
     constraints: Mapping[str, float] = field(default_factory=dict)  # excess over each; 0: it is met
     # metrics at each number of images at which it was measured, rising; the last are `metrics`
     history: History = ()
-    # at each number of images, what its own images say of metrics whose values it shares with other
-    # lossless trials (see `orchestrator.store.lossless`); files have these values alone
-    own: History = ()
+    # at each number of its images, what these say of metrics whose values it shares with other
+    # lossless trials (see `orchestrator.store.lossless`); None: nothing; files have these alone
+    own: tuple[tuple[int, Mapping[str, Estimate | None]], ...] = ()
     shards: tuple[str, ...] = ()
     # key of what the costs of its passes depend on, if it was timed: trials with the same one share
     # these costs and their noise
@@ -78,6 +79,7 @@ class TrialRecord:
     cause: str | None = None  # why it failed or stopped
     duplicate_of: int | None = None  # the earlier trial with this config, whose images it shares
     stop: EarlyStop | None = None  # kept if the trial was revived
+    check: TokenCheck | None = None  # of its tokens, if it claims to be lossless
     started: str = ""  # ISO 8601, UTC
     finished: str = ""  # ISO 8601, UTC
 
@@ -117,9 +119,18 @@ class TrialRecord:
         return self.is_complete and all(value <= 0 for value in self.constraints.values())
 
     def is_lossless(self, identity: Identity) -> bool:
-        """Whether its config is lossless in a sweep (see `DecodingConfig.is_lossless`)."""
+        """Whether its config is lossless in a sweep (see `DecodingConfig.is_lossless`), and its
+        tokens do not contradict that.
+        """
         cols = identity.grid[1]
-        return self.config is not None and self.config.is_lossless(identity.sampling, cols)
+        if self.config is None or self.fails_check:
+            return False
+        return self.config.is_lossless(identity.sampling, cols)
+
+    @property
+    def fails_check(self) -> bool:
+        """Whether it claims to be lossless, and its tokens are not the target's own."""
+        return self.check is not None and not self.check.passed
 
     @property
     def is_revived(self) -> bool:
@@ -149,9 +160,11 @@ class TrialRecord:
             return self
         own = dict(self.own)
         history = tuple(
-            (images, {**metrics, **own.get(images, {})}) for images, metrics in self.history
+            (images, _restored(metrics, own.get(images, {})))
+            for images, metrics in self.history
+            if images <= self.images
         )
-        metrics = {**self.metrics, **own.get(self.images, {})}
+        metrics = _restored(self.metrics, own.get(self.images, {}))
         return replace(self, metrics=metrics, history=history, own=())
 
     def to_json(self) -> bytes:
@@ -207,6 +220,14 @@ class TrialRecord:
         return record, config
 
 
+def _restored(
+    metrics: Mapping[str, Estimate], own: Mapping[str, Estimate | None]
+) -> dict[str, Estimate]:
+    """Metrics with a trial's own values in place of shared ones."""
+    values = {**metrics, **own}
+    return {name: entry for name, entry in values.items() if entry is not None}
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """What a worker measured of a trial on the images of a rung."""
@@ -217,11 +238,13 @@ class Measurement:
     passes: Mapping[int, tuple[float, ...]]  # see `TrialRecord`
     taken: int  # images that were copied from earlier sweeps
     device: str  # of the metrics of speed; "": there are none
+    check: TokenCheck | None  # of its tokens, if that was asked for
 
     @classmethod
     def from_mapping(cls, output: Mapping[str, Any]) -> Self:
         """Read the output of a `MeasureTask`. Raises ValueError for anything else."""
         metrics = _parse_metrics(output["metrics"])
+        check = output.get("check")
         return cls(
             metrics={name: entry for name, entry in metrics.items() if math.isfinite(entry.value)},
             history=_parse_history(output.get("history", ())),
@@ -229,6 +252,7 @@ class Measurement:
             passes=_parse_passes(output.get("passes", {})),
             taken=output.get("taken", 0),
             device=output.get("device", ""),
+            check=check and fit_type(TokenCheck, check),
         )
 
 

@@ -197,8 +197,9 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
     found |= {("images", record.images): record.images, ("seconds", record.images): record.seconds}
     for name, entry in results.items():
         found[prefix + ERROR + name, entry.n] = entry.known_error
-    for name, entry in dict(record.own).get(record.images, {}).items():
-        found[prefix + OWN + name, entry.n] = entry.value
+    for name, own in dict(record.own).get(record.images, {}).items():
+        if own is not None:
+            found[prefix + OWN + name, own.n] = own.value
     series: list[tuple[str, Estimate]] = []
     for entries in (*(entries for _, entries in record.history), record.metrics):
         series += entries.items()
@@ -285,6 +286,7 @@ def trial_tags(record: TrialRecord, identity: Identity) -> dict[str, str]:
             KIND: "trial",
             TRIAL: record.number,
             "specfrontier.lossless": _boolean(record.is_lossless(identity)),
+            "specfrontier.token_check": record.check and record.check.summary,
             "specfrontier.digest": record.digest,
             LABEL: record.label,
             "specfrontier.state": record.state,

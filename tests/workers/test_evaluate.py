@@ -8,7 +8,7 @@ import io
 import json
 import math
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,6 +41,7 @@ from workers.data.shards import (
 from workers.data.storage import Storage
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Batch
+from workers.decoding.token_checker import check_images
 from workers.evaluate import TASK_KINDS, Evaluator, makes
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import folder_entry
@@ -237,6 +238,20 @@ def test_measuring_reads_what_was_drawn(
     assert evaluator.make(once)["history"] == [(16, metrics)], "a rung of a race"
     assert once.name() != task.name()
     assert evaluator.make(task)["ran"] is False
+
+
+def test_a_measurement_checks_the_tokens(evaluator: Evaluator, shards: list[QualityShard]) -> None:
+    """A relaxed rule's are not the target's own."""
+    task = MeasureTask(CONFIG, names(evaluator, shards), (), (), ("target_passes",), check=True)
+    found = evaluator.make(task)["check"]
+    table = pa.concat_tables(
+        [read_shard(evaluator.storage, name)[0] for name in names(evaluator, shards)]
+    )
+    captions = table.column("caption").to_pylist()
+    target = evaluator.models.target
+    assert found == asdict(check_images(target, SAMPLING, captions, tokens_of(table)))
+    assert found["images"] == 16
+    assert "check" not in evaluator.make(replace(task, check=False))
 
 
 def test_shards_in_any_order_measure_the_same(

@@ -201,6 +201,7 @@ class MeasureTask(Serializable):
     metrics: tuple[str, ...]
     halfway: bool = True  # measure also at half of the quality shards
     definitions: tuple[str, ...] = ()  # of the sweep's own metrics, which their names do not say
+    check: bool = False  # check whether the tokens are the target's own
     kind: ClassVar[str] = "measure"
 
     def name(self) -> str:

@@ -29,6 +29,16 @@ class TokenCheck:
         return self.p_value >= FALSE_ALARMS
 
     @property
+    def summary(self) -> str:
+        """The outcome of a setting that claims to be lossless, in words."""
+        if self.passed:
+            return f"its {self.tokens:,} tokens may be the target's (p = {self.p_value:.2g})"
+        return (
+            "claims to be lossless, but its tokens are not the target's "
+            f"(z = {self.z:.1f}, p = {self.p_value:.1g})"
+        )
+
+    @property
     def detectable(self) -> float:
         """The smallest share of tokens whose shift from one bin of u to another is noticed in nine
         of ten checks of so many; at temperature 0, the share of wrong tokens.

@@ -34,11 +34,27 @@ from workers.models.target import Target
 
 PAIR_BINS = 4  # of u in a pair, squared
 _POSITIONS = 256  # whose probs are held at once
+_TOGETHER = 4  # images that the target reads at once
 _FLOOR = math.log(0.01)  # of log probs in the martingale
 _LEAST_VARIANCE = 1000.0  # of the martingale, in nats squared, below which it is no test
 # Greedy decoding: by how much a logit may be below the largest one, relative to the largest
 # magnitude and in units of the dtype's precision. Passes of other shapes round in other orders.
 _TIE = 16.0
+
+
+def check_images(
+    target: Target, sampling: Sampling, captions: Sequence[str], tokens: Tensor, seed: int = 0
+) -> TokenCheck:
+    """Check the tokens [n, N] of images of captions (see `TokenChecker`).
+
+    Raises:
+        ValueError: no images.
+    """
+    checker = TokenChecker(target, sampling, seed)
+    for start in range(0, len(captions), _TOGETHER):
+        stop = start + _TOGETHER
+        checker.add(captions[start:stop], tokens[start:stop])
+    return checker.result()
 
 
 class TokenChecker:

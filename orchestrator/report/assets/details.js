@@ -60,6 +60,7 @@ function drawCard(trial, byDefault) {
       (isPinned || (state.touch && !byDefault)) && closeButton("Close", () => unpin(trial)),
     ),
     el("p.front-status", frontStatus(trial)),
+    trial.check && el("p.description", trial.check),
     trial.label !== trial.description && el("p.description", trial.description),
     thumbnail(trial),
     values(trial, [state.x, state.y], "main"),

@@ -29,6 +29,18 @@ FAST, SLOW = (PRESETS[name].with_sampling(SAMPLING) for name in ("sjd", "eagle1"
 SPEED = Metric("speedup", "maximize", unit="x", needs=("timings",))
 FID = Metric("fid", "minimize", needs=(FEATURES, REFERENCE))
 GROUPS = QualityGroups({"speedup": SPEED, "fid": FID}, SAMPLING, 8)
+SWEEP = """
+name: known
+captions: {source: scenes, count: 32, seed: 1}
+quality: {batch: 8, shard: 8}
+timing: {batch: 1, images: 2, repetitions: 2}
+search: {sampler: random, parallel: 2}
+budget: {trials: 5}
+constraints: ["fid <= 1.0 * vanilla"]
+sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
+enqueue: [vanilla, eagle1, sjd, lantern]
+space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}, acceptance: {}}
+"""
 
 
 def scores(speed: float, fid: float, known: Mapping[int, str] | None = None) -> Scores:
@@ -93,20 +105,7 @@ def test_the_search_is_told_one_quality_and_files_have_what_was_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "known.yaml"
-    path.write_text(
-        """
-name: known
-captions: {source: scenes, count: 32, seed: 1}
-quality: {batch: 8, shard: 8}
-timing: {batch: 1, images: 2, repetitions: 2}
-search: {sampler: random, parallel: 2}
-budget: {trials: 5}
-constraints: ["fid <= 1.0 * vanilla"]
-sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.5}
-enqueue: [vanilla, eagle1, sjd, lantern]
-space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}, acceptance: {}}
-"""
-    )
+    path.write_text(SWEEP.replace("shard: 8", "shard: 8, lossless: measure"))
     sweep = SweepConfig.read(path)
     storage = Storage(str(tmp_path / "store"))
     tell: list[list[float]] = []
@@ -134,3 +133,24 @@ space: {drafter: eagle, tree: {policy: chain, length: {low: 2, high: 6}}, accept
     ]
     resumed = make_driver(sweep, storage, InstantWorkers(), [SPEED, FID], sampling=SAMPLING)
     assert resumed.run(stored).records == outcome.records
+
+
+def test_a_budget_of_images_counts_those_that_were_drawn(tmp_path: Path) -> None:
+    """Vanilla and a lossy trial draw 32 images, lossless ones 8."""
+    path = tmp_path / "known.yaml"
+    path.write_text(SWEEP.replace("trials: 5", "trials: 50, images: 112"))
+    sweep = SweepConfig.read(path)
+    storage = Storage(str(tmp_path / "store"))
+    driver = make_driver(sweep, storage, InstantWorkers(), [SPEED, FID], sampling=SAMPLING)
+    records = driver.run().records
+    assert [record.images for record in records[:4]] == [32, 8, 8, 32]
+    assert {record.images for record in records[4:]} == {8}
+    distinct = [record for record in records if record.duplicate_of is None]
+    assert 112 - 32 <= sum(record.images for record in distinct) <= 112 + 32
+    vanilla = records[0].metrics["fid"]
+    stored = read_trials(storage)
+    for number in (1, 2, 4):
+        assert records[number].metrics["fid"].value == vanilla.value
+        assert "fid" not in stored[number].metrics
+    resumed = make_driver(sweep, storage, InstantWorkers(), [SPEED, FID], sampling=SAMPLING)
+    assert resumed.run(stored).records == records

@@ -33,7 +33,7 @@ CHAIN = DecodingConfig.from_mapping(
 ).with_sampling(SAMPLING)
 SWEEP = """
 name: tried
-quality: {batch: 4, shard: 8, samples: 2}
+quality: {batch: 4, shard: 8, samples: 2, lossless: measure}
 timing: {batch: 1, images: 2, repetitions: 2}
 objectives: [{metric: fid, direction: minimize}, {metric: speedup, direction: maximize}]
 space: {drafter: eagle, tree: {policy: chain, length: 3}}
@@ -217,3 +217,99 @@ def test_a_duplicate_copies_the_result_and_names_the_first_trial(
     assert second.seconds == 0.0, "no worker time"
     failed = copy_record(proposal(number=6), make_record(proposal(number=5), "failed", cause="no"))
     assert (failed.state, failed.cause, failed.duplicate_of) == ("failed", "no", 5)
+
+
+NEEDS = {"fid": ("features", "reference"), "speedup": ("timings",)}
+METRICS = {name: Metric(name, "minimize", needs=needs) for name, needs in NEEDS.items()}
+DRIFT = Metric("drift", "minimize", needs=("features", "baseline"))
+CHECK = {"images": 16, "tokens": 1024, "z": 0.1, "p_value": 0.9, "impossible": 0}
+FAILED_CHECK = CHECK | {"z": 6.0, "p_value": 1e-8}
+CHECKING = {"batch": 4, "shard": 8, "samples": 2, "lossless": "check"}
+PRECISE = {"value": 2.0, "error": 0.07, "n": 9, "noise": 0.05, "noise_dof": 8}
+
+
+@pytest.fixture
+def checking(plan: Plan, tmp_path: Path) -> Plan:
+    """A plan whose lossless trials draw what their speed and check need, at 8, 16 and 20
+    captions.
+    """
+    sweep = SweepConfig.read(str(tmp_path / "tried.yaml"), {"quality": CHECKING})
+    return replace(plan, sweep=sweep, groups=QualityGroups(METRICS, SAMPLING, 8))
+
+
+def test_a_lossless_trial_ends_once_its_speed_is_as_precise_as_its_costs(
+    checking: Plan, tmp_path: Path
+) -> None:
+    assert [rung.images for rung in checking.check_rungs(CHAIN)] == [16, 32, 40]
+    steps = make_trials(checking, tmp_path).run(proposal())
+    first = next(steps)
+    assert first.payload["check"]
+    assert first.payload["metrics"] == ["speedup"]
+    assert first.payload["quality"] == list(names(checking.check_rungs(CHAIN)[0].files))
+    rough = PRECISE | {"error": 0.08}
+    second = steps.send(Result((4,), {"metrics": {"speedup": rough}, "check": CHECK}))
+    assert second.payload["quality"] == list(names(checking.check_rungs(CHAIN)[1].files))
+    with pytest.raises(StopIteration) as ended:
+        steps.send(Result((4,), {"metrics": {"speedup": PRECISE}, "check": CHECK}))
+    record: TrialRecord = ended.value.value
+    assert (record.state, record.images, set(record.metrics)) == ("complete", 32, {"speedup"})
+    assert record.check is not None
+    assert not record.fails_check
+
+
+def test_without_a_speed_its_passes_decide(checking: Plan, tmp_path: Path) -> None:
+    steps = make_trials(checking, tmp_path).run(proposal())
+    next(steps)
+    output = {"metrics": {"speedup": SPEED}, "check": CHECK}
+    second = steps.send(Result((4,), output | {"passes": {"1": [60.0, 59.0, 61.0]}}))
+    assert len(second.payload["quality"]) == 2
+    with pytest.raises(StopIteration):
+        steps.send(Result((4,), output | {"passes": {"1": [60.0, 59.9, 60.1]}}))
+
+
+def test_a_trial_that_fails_its_check_draws_all_images(checking: Plan, tmp_path: Path) -> None:
+    steps = make_trials(checking, tmp_path).run(proposal())
+    next(steps)
+    whole = steps.send(Result((4,), {"metrics": {"speedup": PRECISE}, "check": FAILED_CHECK}))
+    assert whole.payload["metrics"] == ["fid", "speedup"]
+    assert whole.payload["quality"] == list(names(checking.rungs(CHAIN)[0].files))
+    assert whole.payload["check"]
+    metrics = {"speedup": PRECISE, "fid": FID}
+    with pytest.raises(StopIteration) as ended:
+        steps.send(Result((4,), {"metrics": metrics, "check": FAILED_CHECK}))
+    record: TrialRecord = ended.value.value
+    assert (record.images, record.fails_check) == (40, True)
+    assert GROUPS.group(record) is None
+
+
+def test_trials_whose_quality_nobody_knows_draw_all_images(checking: Plan, tmp_path: Path) -> None:
+    """Lossy ones, those with another sampling, and all where an objective compares images with
+    vanilla's.
+    """
+    lossy = DecodingConfig.from_mapping(
+        {
+            "drafter": "eagle",
+            "tree": {"policy": "chain", "length": 3},
+            "acceptance": {"neighbourhood": "additive", "k": 8, "delta": 0.1},
+        }
+    ).with_sampling(SAMPLING)
+    cooler = CHAIN.with_sampling(Sampling(temperature=0.9, cfg=1.5))
+    for config, is_checked in ((lossy, False), (cooler, True), (VANILLA, False)):
+        number = BASELINE if config is VANILLA else 4
+        task = next(make_trials(checking, tmp_path).run(proposal(config, number)))
+        assert len(task.payload["quality"]) == 3
+        assert task.payload["metrics"] == ["fid", "speedup"]
+        assert task.payload["check"] is is_checked
+    paired = replace(checking, groups=replace(checking.groups, metrics=METRICS | {"drift": DRIFT}))
+    emit: list[Event] = []
+    build = Build(Storage(tmp_path), InstantWorkers(), emit.append)
+    trials = Trials(paired, build, [*OBJECTIVES, DRIFT], emit.append, earlier=0)
+    assert len(next(trials.run(proposal())).payload["quality"]) == 3
+
+
+def test_in_a_race_the_first_rung_is_the_least(checking: Plan, tmp_path: Path) -> None:
+    changes = {"racing": {"rungs": [12]}, "quality": CHECKING}
+    raced = SweepConfig.read(str(tmp_path / "tried.yaml"), changes)
+    plan = replace(checking, sweep=raced)
+    assert [rung.images for rung in plan.rungs(CHAIN)] == [24, 40]
+    assert [rung.images for rung in plan.check_rungs(CHAIN)] == [24, 40]

@@ -18,6 +18,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import identity, write_sweep
 from workers.data.storage import Storage
+from workers.decoding.token_check import TokenCheck
 from workers.metrics.definition import BASELINE, FEATURES, REFERENCE, Metric
 from workers.metrics.estimate import Estimate, jackknife_error
 
@@ -213,3 +214,65 @@ def test_a_front_of_two_sweeps_has_one_vanilla(tmp_path: Path) -> None:
         if trial.is_vanilla
     }
     assert values == set(alone)
+
+
+PASSED = TokenCheck(48, 48 * 144, z=0.3, p_value=0.8, impossible=0)
+FAILED = TokenCheck(48, 48 * 144, z=6.0, p_value=1e-8, impossible=0)
+
+
+def checked() -> list[TrialRecord]:
+    """Vanilla, a lossless trial that drew a quarter of the images, and a lossy one."""
+    vanilla, _, _, lossy = quick_start()
+    part = {name: replace(entry, n=48) for name, entry in vanilla.metrics.items()}
+    vanilla = replace(vanilla, history=((48, part), *vanilla.history))
+    own = {
+        "speedup": Estimate(1.9, 0.04, 48),
+        "drift": replace(estimate(1.1, 5), n=48),
+    }
+    short = TrialRecord(1, "", "complete", LOSSLESS, metrics=own, images=48, check=PASSED)
+    return [vanilla, replace(short, history=((48, own),)), replace(lossy, number=2)]
+
+
+def test_a_checked_trial_has_the_quality_that_it_did_not_draw() -> None:
+    records = checked()
+    for found in (GROUPS.pooled(records), GROUPS.all_as_told(records)):
+        vanilla, trial, _ = found
+        assert trial.images == 48
+        assert trial.metrics["fid"] == vanilla.metrics["fid"]
+        assert trial.metrics["fid_gain"].value == 0
+        assert trial.metrics["speedup"] == records[1].metrics["speedup"]
+        assert trial.metrics["drift"] == records[1].metrics["drift"].on(192)
+        history = dict(trial.history)
+        assert set(history) == {48, 192}
+        assert history[48]["fid"] == dict(vanilla.history)[48]["fid"]
+        assert history[192] == trial.metrics
+        assert [record.measured for record in found] == records
+        assert TrialRecord.from_json(trial.to_json()) == records[1]
+        again = GROUPS.pooled(found)
+        assert again == GROUPS.pooled(records)
+
+
+def test_the_front_has_a_checked_trial(tmp_path: Path) -> None:
+    found = front(tmp_path, checked(), "fid <= 1.0 * vanilla")
+    assert [trial.number for trial in found.candidates] == [0, 1]
+    assert [trial.number for trial in found.members] == [1]
+    assert found.members[0].record.feasible
+
+
+def test_a_trial_that_fails_its_check_is_in_no_group(tmp_path: Path) -> None:
+    records = quick_start()
+    records[1] = replace(records[1], check=FAILED)
+    found = GROUPS.pooled(records)
+    assert found[1].metrics["fid"] == records[1].metrics["fid"]
+    assert found[0].metrics["fid"].value == pytest.approx((3.70 + 3.98) / 2)
+    trials = {trial.number: trial for trial in front(tmp_path, records).candidates}
+    assert not trials[1].is_lossless
+    assert trials[2].is_lossless
+    mapping = trials[1].to_mapping()["token_check"]
+    assert (mapping["passed"], mapping["z"]) == (False, 6.0)
+
+
+def test_a_stopped_trial_has_no_more_than_it_drew() -> None:
+    records = checked()
+    records[1] = replace(records[1], state="stopped")
+    assert "fid" not in GROUPS.pooled(records)[1].metrics
