@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -32,6 +32,20 @@ def signed_percent(value: float, error: float) -> str:
 def counted(number: int, noun: str) -> str:
     """`1 trial`, `2 trials`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Rising numbers, three or more in a row as a range: `0, 2-5, 9`."""
+    rows: list[list[int]] = []
+    for number in numbers:
+        if rows and number == rows[-1][-1] + 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    parts: list[str] = []
+    for row in rows:
+        parts += [f"{row[0]}-{row[-1]}"] if len(row) > 2 else map(str, row)
+    return ", ".join(parts)
 
 
 def describe_duration(seconds: float) -> str:

@@ -112,10 +112,7 @@ def compare(
         query = replace(query, x=x, y=y, z=z)
     front = query.front(opened)
     corner = o.read_point(output.reference_point, len(front.metrics))
-    joint = front.joint_errors
-    if kind.by is None:  # what two sweeps measured of one setting is one value, not a difference
-        joint = joint.merged(front.same_settings)
-    found = compare_fronts(joint, _group(front, by), front.metrics, corner)
+    found = compare_fronts(front.joint_errors, _group(front, by), front.metrics, corner)
     warnings = [*missing, *_cautions(front, is_by_device=kind.by == _DEVICE)]
     if output.html:
         typer.echo(_write_page(opened, front, found, warnings, output.out))

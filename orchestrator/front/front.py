@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +31,14 @@ from orchestrator.front.pareto import (
 )
 from orchestrator.front.query import passing, require_list
 from orchestrator.front.questions import limit_on, objectives_of
+from orchestrator.front.same_settings import numbers_of, with_one_value
 from orchestrator.front.trial import Candidate, Trial
 from orchestrator.store.identity import Identity
 from orchestrator.store.lossless import QualityGroups, Source, pool
 from orchestrator.store.names import Form, SettingNames
-from orchestrator.store.prices import with_violations
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
+from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import Metric
 
 if TYPE_CHECKING:
@@ -165,22 +166,6 @@ class Front:
             [trial.sweep.identity for trial in self.candidates],
         )
 
-    @property
-    def same_settings(self) -> list[list[int]]:
-        """Places among the candidates of trials of several sweeps that are one: the same setting,
-        with the same models, seed and captions, and speeds of the same device at the same batch
-        size.
-        """
-        places: dict[Hashable, list[int]] = {}
-        for place, trial in enumerate(self.candidates):
-            identity = trial.sweep.identity
-            machine = str(trial.sweep.machine or identity.timing_device)
-            # the experiment is a digest of models, dtype, captions and seed
-            images = (identity.experiment, identity.caption_set, identity.samples)
-            key = (trial.config, images, machine)
-            places.setdefault(key, []).append(place)
-        return [found for found in places.values() if len(found) > 1]
-
     @cached_property
     def _samples(self) -> Floats:
         return self.joint_errors.samples()
@@ -304,7 +289,7 @@ def front_of(
             sweep.metric(metric.name)
         require_comparable([sweep.identity for sweep in sweeps], metric.name)
     if len(named) > 1:
-        named = _with_one_quality(named)
+        named = with_one_value(_with_one_quality(named))
     owned = [(name, record) for name, sweep in named.items() for record in sweep.records]
     limits = {name: [limit_on(sweep, text) for text in subject_to] for name, sweep in named.items()}
     trials = pa.concat_tables([sweep.table for sweep in named.values()], promote_options="default")
@@ -335,11 +320,16 @@ def _with_one_quality(named: Mapping[str, Sweep]) -> dict[str, Sweep]:
     captions and metrics.
     """
     sources = [
-        Source(QualityGroups.of(sweep.identity), sweep.records, _basis(sweep.identity, named))
+        Source(
+            QualityGroups.of(sweep.identity),
+            sweep.records,
+            _basis(sweep.identity, named),
+            partial(_images, sweep.identity),
+        )
         for sweep in named.values()
     ]
     return {
-        name: replace(sweep, records=with_violations(records, sweep.identity))
+        name: replace(sweep, records=records)
         for (name, sweep), records in zip(named.items(), pool(sources), strict=True)
     }
 
@@ -349,10 +339,8 @@ def _basis(identity: Identity, named: Mapping[str, Sweep]) -> dict[str, Hashable
     cannot be compared with all of the other sweeps'.
     """
     others = [sweep.identity for sweep in named.values()]
-    weights = frozenset(
-        model for model in identity.models.items() if not model[0].startswith("drafters.")
-    )
-    basis = (identity.target, weights, identity.caption_set, identity.samples)
+    target = (identity.target, _weights(identity, drafter=None), numbers_of(identity))
+    basis = (*target, identity.caption_set, identity.samples)
     found = dict[str, Hashable]()
     for name, metric in identity.metrics.items():
         is_everywhere = all(name in other.metrics for other in others)
@@ -360,6 +348,21 @@ def _basis(identity: Identity, named: Mapping[str, Sweep]) -> dict[str, Hashable
             # a gain is over the vanilla of its own sweep, whose images depend on the seed
             found[name] = (*basis, identity.seed) if metric.is_gain else basis
     return found
+
+
+def _images(identity: Identity, config: DecodingConfig) -> Hashable:
+    """What a config's images depend on, in sweeps of one basis."""
+    drafter = None if config.is_vanilla else config.drafter.kind
+    return config, identity.seed, _weights(identity, drafter)
+
+
+def _weights(identity: Identity, drafter: str | None) -> Hashable:
+    """The hashes of a sweep's models, of drafters only that of one kind."""
+    return frozenset(
+        (name, content)
+        for name, content in identity.models.items()
+        if not name.startswith("drafters.") or name == f"drafters.{drafter}"
+    )
 
 
 def _named(sweeps: Sequence[Sweep]) -> dict[str, Sweep]:

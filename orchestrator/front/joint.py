@@ -21,8 +21,7 @@ captions, or sources that were estimated together.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from statistics import NormalDist
 
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 
 from orchestrator.front.pareto import LEVEL, SAMPLES, Bools, Floats
 from orchestrator.store.identity import Identity
+from orchestrator.store.lossless import OwnedSource
 from orchestrator.store.records import TrialRecord
 from search_spaces.constraints import split_batch
 from workers.metrics.definition import Direction, Metric
@@ -99,9 +99,12 @@ class JointErrors:
                 ("captions", captions[i], block): float(effect)
                 for block, effect in enumerate(block_effects(entry))
             }
-            for noise in entry.noises or _noise_of_shape(record, metric):
-                group = ("costs", sweeps[i], noise.group)
-                source = ("costs", sweeps[i], noise.group, noise.source)
+            for noise in noises_of(record, metric):
+                owned = noise.source
+                if not isinstance(owned, OwnedSource):
+                    owned = OwnedSource(sweeps[i], owned)
+                group = ("costs", owned.sweep, noise.group)
+                source = (*group, owned.key)
                 effects[source] = noise.effect
                 groups.setdefault(group, noise.dof or np.inf)
                 group_of[columns.setdefault(source, len(columns))] = list(groups).index(group)
@@ -145,35 +148,6 @@ class JointErrors:
             samples += own * scale * rng.standard_normal(samples.shape)
         return samples
 
-    def merged(self, sets: Sequence[Sequence[int]]) -> JointErrors:
-        """The same where the trials of each set are one: they have the mean of their values, and
-        its errors, which all of them share. A value that all of them have is of the same images,
-        so its error is not smaller than one trial's.
-        """
-        found = deepcopy(self)
-        own = found.own
-        metrics = own.shape[1]
-        shared = np.zeros((*own.shape, len(sets) * metrics))
-        shared_dof = np.full(len(sets) * metrics, np.inf)
-        for number, rows in enumerate(map(list, sets)):
-            is_one = (self.values[rows] == self.values[rows[0]]).all(axis=0)
-            of_several = np.sqrt(np.square(own[rows]).sum(axis=0)) / len(rows)
-            spread = np.where(is_one, own[rows].max(axis=0), of_several)
-            columns = slice(number * metrics, (number + 1) * metrics)
-            shared[rows, :, columns] = np.diag(np.nan_to_num(spread))
-            shared_dof[columns] = self.own_dof[rows].min(axis=0)
-            found.values[rows] = self.values[rows].mean(axis=0)
-            found.effects[rows] = self.effects[rows].mean(axis=0)
-            found.dof[rows] = self.dof[rows].min(axis=0)
-            own[rows] = np.where(np.isnan(spread), np.nan, 0.0)
-        groups = len(self.group_dof) + np.arange(len(shared_dof))
-        return replace(
-            found,
-            effects=np.concatenate([found.effects, shared], axis=2),
-            groups=np.concatenate([self.groups, groups]),
-            group_dof=np.concatenate([self.group_dof, shared_dof]),
-        )
-
     def covariance(self) -> Floats:
         """The covariance of all values [n m, n m]."""
         flat = self._flat_effects
@@ -216,14 +190,14 @@ class JointErrors:
         return differs
 
 
-def _noise_of_shape(record: TrialRecord, metric: Metric) -> list[Noise]:
-    """The noise of a value whose sources are not known: that of its shape's costs on a device,
-    which make all of its trials slower together. A slower step is worse, whichever way the metric
-    counts.
+def noises_of(record: TrialRecord, metric: Metric) -> Sequence[Noise]:
+    """The sources of noise of a trial's value. Where they are not known, that is its shape's costs
+    on a device, which make all of its trials slower together. A slower step is worse, whichever way
+    the metric counts.
     """
     entry = record.metrics[metric.name]
-    if not (record.shape and entry.noise):
-        return []
+    if entry.noises or not (record.shape and entry.noise):
+        return entry.noises
     effect = -entry.noise if metric.direction == "maximize" else entry.noise
     costs = (record.shape, record.device, split_batch(metric.name)[1])
     return [Noise(costs, costs, effect, entry.noise_dof)]

@@ -23,7 +23,6 @@ from orchestrator.front.compare import reference_point, sampled_hypervolumes
 from orchestrator.front.joint import JointErrors, directions
 from orchestrator.front.pareto import nondominated
 from orchestrator.store import events, files
-from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord, read_trials
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
@@ -141,7 +140,7 @@ def plateau_state(sweep: Sweep) -> PlateauState | None:
 
 def _told_records(sweep: Sweep) -> list[TrialRecord]:
     """The trials as the search was told them: with their speeds and qualities of then."""
-    return QualityGroups.of(sweep.identity).all_as_told(read_trials(sweep.storage))
+    return sweep.told_groups.all_as_told(read_trials(sweep.storage))
 
 
 def plateau_notes(sweep: Sweep) -> list[str]:

@@ -31,12 +31,12 @@ from orchestrator.front.questions import front_records
 from orchestrator.launch.earlier_source import EarlierSweepError, Source
 from orchestrator.run.racing import at_full_size
 from orchestrator.store import files
-from orchestrator.store.identity import plugins_of
+from orchestrator.store.identity import Identity, plugins_of
 from orchestrator.store.prices import violations
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted
-from search_spaces.documents import describe_differences
+from search_spaces.constraints import Constraint
 from search_spaces.params import ConfigError
 from search_spaces.sweep import VANILLA, SweepConfig
 from search_spaces.sweep_sections import Enqueued
@@ -91,7 +91,7 @@ class Earlier:
                 front[config] = _free_label(record, earlier.name, labels)
                 labels.add(front[config])
         sources = tuple(
-            Source.read(earlier, _expected(compared, running))
+            Source.read(earlier, *_expected(compared, running, sweep.constraints))
             for earlier, compared in sweeps.values()
         )
         return cls(sources, tuple(Enqueued(label, config) for config, label in front.items()))
@@ -110,16 +110,23 @@ class Earlier:
         return replace(sweep, enqueue=(*sweep.enqueue, *front), budget=budget)
 
     def decide(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> Self:
-        """The same with only those trials that the search of a new sweep is told, each once. facts:
-        of a worker.
+        """The same with only those trials that the search of a new sweep is told, each once, and
+        one quality for the lossless settings of all. facts: of a worker.
         """
-        reported: set[DecodingConfig | None] = set()
+        reported: dict[DecodingConfig, str] = {}
+        told: list[TrialRecord] = []
         sources = []
         for source in self.sources:
-            results = source.results(sweep, facts)
-            new = [record for record in results if record.config not in reported]
-            reported |= {record.config for record in new}
-            sources.append(replace(source, records=tuple(new)))
+            decided = source.decide(sweep, facts, reported)
+            groups = source.groups
+            records = [
+                replace(record, metrics={**record.metrics, **groups.values_in_full(record, told)})
+                for record in decided.records
+            ]
+            configs = (record.config for record in records if record.config is not None)
+            reported |= dict.fromkeys(configs, source.name)
+            told += records
+            sources.append(replace(decided, records=tuple(records)))
         return replace(self, sources=tuple(sources))
 
     @property
@@ -174,24 +181,14 @@ class Earlier:
         """
         lines: list[str] = []
         copies = self.copies(sweep, captions)
-        for index, source in enumerate(self.sources):
-            records: Sequence[TrialRecord] = source.records
-            changes: Mapping[str, Any] = {}
-            if facts is not None:
-                records = source.results(sweep, facts)
-                changes = source.incomparable(sweep, facts)
-            if changes:
-                reported = f"no trial, because {describe_differences(changes)}"
-            elif records:
-                reported = counted(len(records), "trial")
-            else:
-                reported = "no trial besides those that run again"
+        decided = self if facts is None else self.decide(sweep, facts)
+        for index, source in enumerate(decided.sources):
             own = [(number, images) for number, place, images in copies if place == index]
             images = counted(sum(images for _, images in own), "image")
             settings = counted(len({number for number, _ in own}), "setting")
             lines.append(
                 f"{source.name}: {images} of {settings} among the first trials; the search is told "
-                f"{reported}"
+                f"{source.describe_reported()}"
             )
         return lines
 
@@ -266,28 +263,63 @@ def _as_new(earlier: Sweep, sweep: SweepConfig) -> Sweep:
         earlier = replace(earlier, identity=replace(earlier.identity, objectives=metrics))
     if vanilla is None:
         return earlier
-    limits = [constraint for constraint in sweep.constraints if constraint.metric in known]
-    records = (
-        replace(record, constraints=violations(record, limits, [vanilla]))
+    records = [
+        _with_violations(record, sweep.constraints, earlier.identity, vanilla)
         for record in earlier.records
-    )
+    ]
     return replace(earlier, records=tuple(records))
 
 
-def _expected(sweep: Sweep, running: Collection[DecodingConfig]) -> list[TrialRecord]:
-    """The records that the search may be told, without what it does not need. running: configs that
-    the new sweep runs itself.
+def _with_violations(
+    record: TrialRecord, constraints: Sequence[Constraint], identity: Identity, vanilla: TrialRecord
+) -> TrialRecord:
+    """An earlier sweep's trial with its violations of a new one's constraints, as far as they were
+    measured.
     """
-    vanilla = sweep.baseline
+    limits = [limit for limit in constraints if limit.metric in identity.metrics]
+    return replace(record, constraints=violations(record, limits, [vanilla]))
+
+
+def _expected(
+    sweep: Sweep, running: Collection[DecodingConfig], constraints: Sequence[Constraint]
+) -> tuple[list[TrialRecord], dict[str, list[int]]]:
+    """The records that the search may be told, without what it does not need, and the others'
+    numbers by reason. A group of lossless settings has its first member's values, as in the sweep
+    that measured it, whose vanilla runs again with the images that it has.
+
+    Args:
+        sweep: the earlier sweep.
+        running: configs that the new sweep runs itself.
+        constraints: the new sweep's.
+
+    Raises:
+        EarlierSweepError: its own file of earlier sweeps is damaged.
+    """
+    try:
+        groups = sweep.told_groups
+    except ValueError as error:
+        raise EarlierSweepError(f"--from {sweep.name}: {error}, or leave this sweep out") from error
+    told = groups.all_as_told(sweep.records)
+    baseline = sweep.baseline
+    vanilla = next((known for known in told if baseline and known.number == baseline.number), None)
     found: list[TrialRecord] = []
-    for record in sweep.records:
-        config = record.config
-        if config is None or config in running or record.duplicate_of is not None:
+    left_out: dict[str, list[int]] = {}
+    for record in told:
+        reason = None
+        if record.config is None:
+            reason = "no valid setting"
+        elif record.duplicate_of is not None:
+            reason = "repeats of other trials"
+        elif record.config in running:
+            reason = "run again"
+        if reason is not None:
+            left_out.setdefault(reason, []).append(record.number)
             continue
         if vanilla is not None:
-            record = at_full_size(record, vanilla)
+            record = _with_violations(record, constraints, sweep.identity, vanilla)
+            record = at_full_size(record, vanilla, groups.values_in_full(record, told))
         # as its file will have it: with the values of its group as if they were its own
         known = {name: replace(entry, noises=()) for name, entry in record.metrics.items()}
         record = replace(record, metrics=known, own=())
         found.append(replace(record, history=(), passes={}, shards=()))
-    return found
+    return found, left_out

@@ -10,20 +10,23 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from orchestrator.cluster.placement import diff_images
 from orchestrator.store import files
 from orchestrator.store.identity import Identity
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.prices import is_priced
 from orchestrator.store.records import TrialRecord, may_compare_speeds
 from orchestrator.store.sweep import Sweep
+from orchestrator.text import counted, ranges
 from search_spaces.documents import describe_differences, differences
 from search_spaces.params import ConfigError, at, expect_mapping
 from search_spaces.plain_data import field_types, fit_entries, fit_type
+from search_spaces.samplers import SAMPLERS
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.captions import read_captions
 from workers.data.checked_json import parse_checked
 from workers.data.shards import FORMAT, Experiment
@@ -45,6 +48,7 @@ _FACTS = (
     "device",
     "numerics",
     "metrics",
+    "grid",
 )
 # of the experiment, without captions and precision
 _PARTS = ("format", "seed", "models", "extractors")
@@ -74,10 +78,23 @@ class Source:
     # and the new sweep's constraints. Once the new sweep has started: those that its search was
     # told (see `Earlier.decide`).
     records: tuple[TrialRecord, ...]
+    # the numbers of the others by the reason why the search is not told them
+    left_out: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, sweep: Sweep, records: Sequence[TrialRecord]) -> Self:
-        """The sweep as it is now. records: see `Source`."""
+    def read(
+        cls,
+        sweep: Sweep,
+        records: Sequence[TrialRecord],
+        left_out: Mapping[str, Sequence[int]],
+    ) -> Self:
+        """The sweep as it is now.
+
+        Args:
+            sweep: the earlier sweep.
+            records: see `Source`.
+            left_out: see `Source`.
+        """
         plain = json.loads(json.dumps(sweep.identity.to_mapping(), default=str))
         shards: dict[str, dict[str, None]] = {}
         images: dict[str, int] = {}
@@ -94,6 +111,7 @@ class Source:
             {digest: tuple(names) for digest, names in shards.items()},
             images,
             tuple(records),
+            {reason: tuple(numbers) for reason, numbers in left_out.items()},
         )
 
     def check(self, facts: Mapping[str, Any]) -> None:
@@ -166,17 +184,68 @@ class Source:
                 own["timing_device"] = self.hardware
         return differences(own, {key: new[key] for key in own})
 
-    def results(self, sweep: SweepConfig, facts: Mapping[str, Any]) -> list[TrialRecord]:
-        """The trials that the search of a new sweep is told; none if their values cannot be
-        compared with its own.
+    def decide(
+        self, sweep: SweepConfig, facts: Mapping[str, Any], reported: Mapping[DecodingConfig, str]
+    ) -> Self:
+        """The same with only those trials that the search of a new sweep is told: none if their
+        values cannot be compared with its own.
+
+        Args:
+            sweep: the new sweep.
+            facts: see `incomparable`.
+            reported: the configs that other sweeps tell, with the names of these sweeps.
         """
-        if self.incomparable(sweep, facts):
-            return []
-        return [
-            record
-            for record in self.records
-            if record.has_failed or record.metrics.keys() >= _goals(sweep)
-        ]
+        changes = describe_differences(self.incomparable(sweep, facts))
+        goals = _goals(sweep)
+        kept: list[TrialRecord] = []
+        left_out = {reason: list(numbers) for reason, numbers in self.left_out.items()}
+        for record in self.records:
+            config = record.config
+            assert config is not None, "a trial without one is left out when the sweep is read"
+            missing = sorted(goals - record.metrics.keys())
+            if changes:
+                reason = changes
+            elif config in reported:
+                reason = f"told from {reported[config]}"
+            elif missing and not record.has_failed:
+                reason = f"without {' and '.join(missing)}"
+            elif not self._is_usable(config, sweep):
+                reason = "outside the new space"
+            else:
+                kept.append(record)
+                continue
+            left_out.setdefault(reason, []).append(record.number)
+        numbers = {reason: tuple(found) for reason, found in left_out.items()}
+        return replace(self, records=tuple(kept), left_out=numbers)
+
+    def _is_usable(self, config: DecodingConfig, sweep: SweepConfig) -> bool:
+        """Whether the search of a new sweep can use the result of a config: one of its space, or
+        any if it chooses from a pool.
+        """
+        if SAMPLERS.lookup(sweep.search.sampler).from_pool:
+            return True
+        # the target's own sampling, if the sweep does not say
+        sampling = sweep.sampling or DecodingConfig.from_mapping(self.facts["baseline"]).sampling
+        return sweep.space.params_of(config, sampling or Sampling()) is not None
+
+    @property
+    def groups(self) -> QualityGroups:
+        """The groups of lossless settings among its trials."""
+        metrics = self.facts["metrics"]
+        return QualityGroups(
+            {name: Metric.from_mapping(name, plain) for name, plain in metrics.items()},
+            DecodingConfig.from_mapping(self.facts["baseline"]).sampling or Sampling(),
+            self.facts["grid"][1],
+        )
+
+    def describe_reported(self) -> str:
+        """Which trials the search is told, and why not the others, once it is decided: `2 trials:
+        3, 7; not told: 0, 1 (run again)`.
+        """
+        told = [record.number for record in self.records]
+        text = f"{counted(len(told), 'trial')}: {ranges(told)}" if told else "no trial"
+        others = [f"{ranges(numbers)} ({reason})" for reason, numbers in self.left_out.items()]
+        return f"{text}; not told: {', '.join(others)}" if others else text
 
     def places(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[int]:
         """The place of each caption of a new sweep among its own, the largest integer for one that
@@ -223,6 +292,7 @@ class Source:
             "shards": shards,
             "images": dict(self.images),
             "records": records,
+            "left_out": {reason: list(numbers) for reason, numbers in self.left_out.items()},
         }
 
     @classmethod
@@ -240,6 +310,8 @@ class Source:
                 raise ConfigError(("captions",), f"lacks {', '.join(sorted(missing))}")
         if found["trials"] < 0:
             raise ConfigError(("trials",), "is negative")
+        if not all(reason.isprintable() for reason in found["left_out"]):
+            raise ConfigError(("left_out",), "must have no control characters")
         records = tuple(TrialRecord.from_json(record.encode()) for record in found["records"])
         return cls(**found | {"records": records})
 

@@ -138,7 +138,7 @@ def _run_trials(
         started.experiment,
         identity.baseline,
         started.captions,
-        QualityGroups.of(identity),
+        QualityGroups.of(identity, started.reported_trials),
         (reference,),
     )
     earlier_trials = request.earlier.trials if request.earlier is not None else 0

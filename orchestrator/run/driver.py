@@ -149,7 +149,8 @@ class Driver:
         if not reported.has_failed and reported.duplicate_of is None:
             self._limits.images -= self.trials.plan.images - reported.images
         objectives = [objective.metric for objective in self.sweep.objectives]
-        self.search.tell(at_full_size(reported, self.racing.finished[0]), objectives)
+        in_full = self.trials.groups.values_in_full(reported, self.racing.finished)
+        self.search.tell(at_full_size(reported, self.racing.finished[0], in_full), objectives)
         if number not in known and number not in self._lost:
             self._write(reported)
         event = events.TrialFinished.of(self._records[number], self.trials.names)

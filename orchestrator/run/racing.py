@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 
 import numpy as np
 
@@ -19,9 +20,10 @@ from orchestrator.run.race import Race, Scores
 from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.prices import is_priced, violations
 from orchestrator.store.records import EarlyStop, TrialRecord, may_compare_speeds
+from orchestrator.store.sweep import Sweep
 from search_spaces.constraints import Constraint
 from search_spaces.sweep import SweepConfig
-from search_spaces.trial import Sampling
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
 
@@ -94,18 +96,39 @@ class EarlyStopping:
         """The trials that had finished before this one was proposed."""
         return self.finished[: max(0, number - self.sweep.search.parallel + 1)]
 
-    def reason(self, stop: EarlyStop) -> str:
-        """Why a trial was stopped, in one sentence."""
-        names = " and ".join(metric.name for metric in self.objectives)
+    def reason(self, stop: EarlyStop, config: DecodingConfig | None) -> str:
+        """Why a trial with this config was stopped, in one sentence."""
+        better, equal = self._compared(stop, config)
+        names = " and ".join(better)
+        same = ""
+        if equal:
+            verb = "is" if len(equal) == 1 else "are"
+            same = f"; {' and '.join(equal)} {verb} equal, because both are lossless"
         if self.sweep.racing is not None and self.sweep.racing.error_rate is None:
             return (
                 f"trial {stop.rival} dominates it by measured {names} on the same {stop.images} "
-                "images; not a test"
+                f"images{same}; not a test"
             )
         return (
-            f"trial {stop.rival} is better in {names} on the same {stop.images} images; the chance "
-            f"that this is wrong is at most {stop.chance:.1g}"
+            f"trial {stop.rival} is better in {names} on the same {stop.images} images{same}; the "
+            f"chance that this is wrong is at most {stop.chance:.1g}"
         )
+
+    def _compared(
+        self, stop: EarlyStop, config: DecodingConfig | None
+    ) -> tuple[list[str], list[str]]:
+        """The objectives in which the rival of a trial with this config is better, and those that
+        are known to be equal.
+        """
+        is_one = False
+        if self.groups is not None and config is not None:
+            group = self.groups.claimed_group(config)
+            rivals = [record for record in self.finished if record.number == stop.rival]
+            is_one = group is not None and group in map(self.groups.group, rivals)
+        is_equal = [is_one and metric.is_of_distribution for metric in self.objectives]
+        names = [metric.name for metric in self.objectives]
+        equal = list(compress(names, is_equal))
+        return [name for name in names if name not in equal], equal
 
     def problem(self, images: int, metrics: Metrics, missing: str | None) -> str | None:
         """Why the sweep cannot run with the baseline's metrics on `images` images, and the fix;
@@ -137,7 +160,9 @@ class EarlyStopping:
         history = tuple(
             (images, metrics) for images, metrics in record.history if images <= stop.images
         )
-        stopped = replace(record, state="stopped", images=stop.images, cause=self.reason(stop))
+        stopped = replace(
+            record, state="stopped", images=stop.images, cause=self.reason(stop, record.config)
+        )
         return replace(stopped, history=history, metrics=history[-1][1])
 
     def _rival(self, record: TrialRecord, images: int, device: str) -> Scores | None:
@@ -178,27 +203,40 @@ class EarlyStopping:
 
 
 def as_told(
-    sweep: SweepConfig, record: TrialRecord, vanilla: TrialRecord
+    config: SweepConfig, record: TrialRecord, sweep: Sweep
 ) -> tuple[TrialRecord, TrialRecord]:
-    """A trial's record as the search knows it (see `before_revival`), and the same with the values
-    that the search is told.
+    """A trial's record as the search knows it (see `EarlyStopping.before_revival`), and the same
+    with the values that the search is told.
+
+    Args:
+        config: the sweep that runs.
+        record: of one of its trials.
+        sweep: with all of its trials so far.
     """
-    objectives = [
-        Metric(objective.metric, objective.direction or "minimize")
-        for objective in sweep.objectives
-    ]
-    known = EarlyStopping(sweep, objectives).before_revival(record)
+    groups = sweep.told_groups
+    told = [other for other in sweep.records if other.number < record.number and not other.stop]
+    racing = EarlyStopping(config, sweep.identity.objectives, list(sweep.records), groups=groups)
+    known = racing.before_revival(record)
+    vanilla = sweep.baseline or record
     if known is not record:
-        known = with_constraints(known, sweep.constraints, [vanilla])
-    return known, at_full_size(known, vanilla)
+        known = with_constraints(known, config.constraints, [vanilla])
+    return known, at_full_size(known, vanilla, groups.values_in_full(known, told))
 
 
-def at_full_size(record: TrialRecord, vanilla: TrialRecord) -> TrialRecord:
+def at_full_size(
+    record: TrialRecord, vanilla: TrialRecord, known: Mapping[str, Estimate] | None = None
+) -> TrialRecord:
     """A stopped trial's metrics as expected on all images: vanilla's there, plus the difference to
     vanilla on the images that both have. Other records are returned as they are.
 
     Values of other numbers of images cannot be compared, fid least of all. Vanilla is measured at
     every rung, and the two differ on the same captions and random numbers.
+
+    Args:
+        record: of any trial.
+        vanilla: the record of vanilla.
+        known: values on all images that it is known to have (see
+            `QualityGroups.values_in_full`).
     """
     part = dict(vanilla.history).get(record.images)
     if not record.is_stopped or part is None:
@@ -208,6 +246,7 @@ def at_full_size(record: TrialRecord, vanilla: TrialRecord) -> TrialRecord:
         name: _moved(record.metrics[name], part[name], vanilla.metrics[name])
         for name in sorted(shared)
     }
+    metrics |= {name: entry for name, entry in (known or {}).items() if name in shared}
     return replace(record, metrics=metrics)
 
 
@@ -247,6 +286,7 @@ def next_trials(
     threshold: float,
     budget: int | None,
     failed: Collection[int] = (),
+    groups: QualityGroups | None = None,
 ) -> list[int]:
     """Stopped trials in the order in which they would go on to their next rungs; empty: none goes
     on.
@@ -255,13 +295,13 @@ def next_trials(
     next. First the trials `numbers`, to the end. Then always the one that is most probably on the
     front, until no probability is above `threshold` or `budget` images (None: no limit) are spent.
     With a budget of images no others follow the first one: they may not be needed. failed: trials
-    that could not go on.
+    that could not go on. groups: of lossless settings.
     """
     queue = [
         number for number in sorted(numbers) if records[number].is_stopped and number not in failed
     ]
     if not queue and threshold < 1 and (budget is None or _generated(records) < budget):
-        shares = front_probabilities(records, objectives)
+        shares = front_probabilities(records, objectives, groups)
         uncertain = [
             number for number, share in shares.items() if share > threshold and number not in failed
         ]
@@ -270,7 +310,9 @@ def next_trials(
 
 
 def front_probabilities(
-    records: Sequence[TrialRecord], objectives: Sequence[Metric]
+    records: Sequence[TrialRecord],
+    objectives: Sequence[Metric],
+    groups: QualityGroups | None = None,
 ) -> dict[int, float]:
     """For each stopped trial, the share of joint draws from all errors in which no complete trial
     dominates it.
@@ -284,7 +326,12 @@ def front_probabilities(
     stopped = [record for record in kept if record.is_stopped]
     if not complete or not stopped:
         return {}
-    expected = [at_full_size(record, records[0]) for record in stopped]
+    expected = [
+        at_full_size(
+            record, records[0], None if groups is None else groups.values_in_full(record, complete)
+        )
+        for record in stopped
+    ]
     draws = JointErrors.of([*complete, *expected], objectives).samples(_DRAWS, _SEED)
     rivals = draws[:, : len(complete)]
     own = draws[:, len(complete) :]

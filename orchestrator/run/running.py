@@ -142,6 +142,7 @@ def revive(
         threshold=threshold,
         budget=sweep.budget.images,
         failed=failed,
+        groups=trials.groups,
     ):
         number = queue[0]
         if number not in numbers and not may_go_on():

@@ -273,7 +273,7 @@ class Trials:
                 if progress.stop is None or problem:  # more images may have what these lack
                     continue
                 state = "stopped"
-                problem = self.racing.reason(progress.stop)
+                problem = self.racing.reason(progress.stop, config)
             return self._measured_record(
                 proposal, state, problem, progress, measurement, rung, timings
             )

@@ -17,10 +17,12 @@ from search_spaces.plugins import stored_plugins
 from search_spaces.sweep_sections import SweepHeader
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.checked_json import OtherVersionError, check_time, dump_checked, parse_checked
+from workers.data.shards import Experiment
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
 
 _MAX_SIZE = 1 << 16  # of a grid and an image in each direction, and of the images of a caption
+_PRECISIONS = ("float32", "bfloat16", "float16", "float64")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+!_-]{0,99}")
 _PARTS: Mapping[str, Mapping[str, Any]] = {  # of an identity, and what is read of them
     "captions": {"count": int, "hash": str, "source": str},
@@ -154,6 +156,19 @@ class Identity:
     def caption_set(self) -> tuple[str, int]:
         """An identity of the captions, which sweeps with the same captions share."""
         return self.captions["hash"], self.captions["count"]
+
+    @property
+    def precision(self) -> str | None:
+        """The dtype of the models, which the digest of the experiment tells; None for another
+        one.
+        """
+        for precision in _PRECISIONS:
+            known = Experiment(
+                self.models, self.captions["hash"], self.seed, self.extractors, precision
+            )
+            if known.digest() == self.experiment:
+                return precision
+        return None
 
     @property
     def images(self) -> int:

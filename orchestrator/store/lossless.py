@@ -12,9 +12,10 @@ left as they are: a lossless setting draws other samples there.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -40,11 +41,13 @@ class QualityGroups:
     metrics: Mapping[str, Metric]
     baseline: Sampling  # vanilla's
     cols: int  # tokens of an image row
+    # trials of earlier sweeps that the search was told before its own, whose values come first
+    earlier: Sequence[TrialRecord] = ()
 
     @classmethod
-    def of(cls, identity: Identity) -> QualityGroups:
-        """The groups of a stored sweep."""
-        return cls(identity.metrics, identity.sampling, identity.grid[1])
+    def of(cls, identity: Identity, earlier: Sequence[TrialRecord] = ()) -> QualityGroups:
+        """The groups of a stored sweep. earlier: see `QualityGroups`."""
+        return cls(identity.metrics, identity.sampling, identity.grid[1], earlier)
 
     def group(self, record: TrialRecord) -> Sampling | None:
         """The sampling that a trial's group has; None if the trial is in none."""
@@ -66,14 +69,20 @@ class QualityGroups:
         """
         first: dict[Place, Estimate] = {}
         group = self.group(record)
-        for other in earlier if group is not None else ():
-            if self.group(other) == group:
-                self._keep_first(first, other)
+        if group is not None:
+            first |= self._values_of_earlier(group)
+            for other in earlier:
+                if self.group(other) == group:
+                    self._keep_first(first, other)
         return self._told(record, first)
 
     def all_as_told(self, records: Iterable[TrialRecord]) -> list[TrialRecord]:
-        """The records of a running sweep from trial 0 on (see `as_told`)."""
+        """The records of a running sweep from trial 0 on (see `as_told`). What racing stopped and
+        revived in the end was told as it had stopped.
+        """
         firsts = defaultdict[Sampling | None, dict[Place, Estimate]](dict)
+        for group in {self.group(record) for record in self.earlier} - {None}:
+            firsts[group] |= self._values_of_earlier(group)
         told = []
         for record in records:
             group = self.group(record)
@@ -82,16 +91,54 @@ class QualityGroups:
                 self._keep_first(firsts[group], record)
         return told
 
+    def values_in_full(
+        self, record: TrialRecord, told: Iterable[TrialRecord]
+    ) -> dict[str, Estimate]:
+        """The values on all images of a trial's group, by metric; none for a trial without one, or
+        whose group has no complete member. told: the trials that the search was told.
+        """
+        found: dict[str, Estimate] = {}
+        group = self.group(record)
+        if group is None:
+            return found
+        for other in chain(self._complete_earlier, told):
+            if other.is_complete and self.group(other) == group:
+                for name, entry in other.metrics.items():
+                    metric = self.metrics.get(name)
+                    if metric is not None and metric.is_of_distribution:
+                        found.setdefault(name, entry)
+        return found
+
+    def _values_of_earlier(self, group: Sampling | None) -> dict[Place, Estimate]:
+        """The first values that earlier sweeps told of a group."""
+        found: dict[Place, Estimate] = {}
+        for record in self._complete_earlier:
+            if self.group(record) == group:
+                for name, entry in record.metrics.items():
+                    found.setdefault(Place(entry.n, name), entry)
+        return found
+
+    @property
+    def _complete_earlier(self) -> list[TrialRecord]:
+        """The earlier sweeps' trials whose values were measured on all images; those of the others
+        are expected there.
+        """
+        return [record for record in self.earlier if record.is_complete]
+
     @staticmethod
     def _keep_first(first: dict[Place, Estimate], record: TrialRecord) -> None:
-        """Add a member's values where the group has none."""
+        """Add a member's values where the group has none. Those after its revival came last."""
+        stop = record.stop
         for place, entry in _measured_entries(record):
-            first.setdefault(place, entry)
+            if stop is None or place.images <= stop.images:
+                first.setdefault(place, entry)
 
     def _told(self, record: TrialRecord, first: Mapping[Place, Estimate]) -> TrialRecord:
         """A record with the first values of its group."""
         group = self.group(record)
-        shared = {place: _mean([entry], (group, place)) for place, entry in first.items()}
+        shared = {
+            place: _mean([entry], _Key(None, 0, group, place)) for place, entry in first.items()
+        }
         return self.with_shared(record, shared, {})
 
     def pooled(self, records: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
@@ -172,6 +219,24 @@ def _lossless_sampling(config: DecodingConfig, cols: int) -> Sampling | None:
     return config.sampling if config.is_lossless(config.sampling, cols) else None
 
 
+class _Key(NamedTuple):
+    """What a group's value is of."""
+
+    basis: Hashable  # see `Source.basis`; None: the sweep's alone
+    sweep: int  # its number among the sources; -1 with a basis
+    group: Sampling | None
+    place: Place
+
+
+class OwnedSource(NamedTuple):
+    """A source of noise that says whose it is. Any other is of the sweep of the value that has
+    it.
+    """
+
+    sweep: Hashable  # None: values of several sweeps have it
+    key: Hashable
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """The records of one of several sweeps."""
@@ -181,47 +246,44 @@ class Source:
     # By metric, what its value depends on besides a setting's sampling. In sweeps with the same,
     # groups of one sampling are one; a metric without is the sweep's alone.
     basis: Mapping[str, Hashable] = field(default_factory=dict)
+    # What a config's images depend on. Sweeps with the same have the same images, which count
+    # once. None: they have images of their own.
+    images: Callable[[DecodingConfig], Hashable] | None = None
 
-    def values(
-        self, means: Mapping[tuple[Hashable, Place], Estimate], number: int
-    ) -> dict[Place, Estimate]:
-        """A group's values in this sweep, the one of this number. means: the group's values in all
-        sweeps, by basis.
-        """
-        return {
-            place: mean
-            for (basis, place), mean in means.items()
-            if basis == self.basis.get(place.metric, number)
-        }
+    def key(self, number: int, group: Sampling | None, place: Place) -> _Key:
+        """The key of a value of this source, the number of which is given."""
+        basis = self.basis.get(place.metric)
+        return _Key(basis, number if basis is None else -1, group, place)
 
 
 def pool(sources: Sequence[Source]) -> list[tuple[TrialRecord, ...]]:
-    """The records of several sweeps, as `QualityGroups.pooled` has those of one."""
-    entries = defaultdict[Sampling, defaultdict[tuple[Hashable, Place], list[Estimate]]](
-        lambda: defaultdict(list)
-    )
+    """The records of several sweeps, as `QualityGroups.pooled` has those of one. Images that
+    several sweeps have, copied or generated again, count once.
+    """
+    entries = defaultdict[_Key, dict[Hashable, Estimate]](dict)
     for number, source in enumerate(sources):
         for record in source.records:
             group = source.groups.group(record)
-            if group is None or record.duplicate_of is not None:
+            if group is None or record.config is None or record.duplicate_of is not None:
                 continue
+            images: Hashable = (number, record.number)
+            if source.images is not None:
+                images = source.images(record.config)
             for place, entry in _measured_entries(record):
-                entries[group][source.basis.get(place.metric, number), place].append(entry)
-    means = {
-        group: {key: _mean(found, (group, *key)) for key, found in parts.items()}
-        for group, parts in entries.items()
-    }
+                entries[source.key(number, group, place)].setdefault(images, entry)
+    means = {key: _mean([*found.values()], key) for key, found in entries.items()}
     return [_pool_source(source, number, means) for number, source in enumerate(sources)]
 
 
 def _pool_source(
-    source: Source, number: int, means: Mapping[Sampling, Mapping[tuple[Hashable, Place], Estimate]]
+    source: Source, number: int, means: Mapping[_Key, Estimate]
 ) -> tuple[TrialRecord, ...]:
     """The records of one of several sweeps with the means of their groups."""
     groups = source.groups
-    shared: dict[Sampling | None, dict[Place, Estimate]] = {
-        group: source.values(found, number) for group, found in means.items()
-    }
+    shared = defaultdict[Sampling | None, dict[Place, Estimate]](dict)
+    for key, mean in means.items():
+        if key == source.key(number, key.group, key.place):
+            shared[key.group][key.place] = mean
     vanilla = shared.get(groups.baseline, {})
     return tuple(
         groups.with_shared(record, shared.get(groups.group(record), {}), vanilla)
@@ -242,12 +304,12 @@ def _measured_entries(record: TrialRecord) -> Iterator[tuple[Place, Estimate]]:
             yield Place(images, name), entry
 
 
-def _mean(entries: Sequence[Estimate], source: Hashable) -> Estimate:
+def _mean(entries: Sequence[Estimate], key: _Key) -> Estimate:
     """The mean of estimates of one number, each on as many images.
 
     With replicates, its error is the jackknife's of the mean: what the estimates share by captions
     and random numbers is counted. Without, they may share all that moves them, so its error is
-    their mean error. source: of that error, which all who have the value share.
+    their mean error, which all who have the value share.
     """
     first, *others = entries
     counts = {len(entry.replicates) for entry in entries}
@@ -261,7 +323,9 @@ def _mean(entries: Sequence[Estimate], source: Hashable) -> Estimate:
     known = [entry for entry in entries if np.isfinite(entry.error)] or entries
     error = float(np.mean([entry.error for entry in known]))
     dof = min((entry.error_dof for entry in known if entry.error_dof), default=0)  # 0: many
-    noises = (Noise(source, source, error, dof),) if np.isfinite(error) else ()
+    source: Hashable = key if key.basis is None else OwnedSource(None, key)
+    noise = Noise(source, source, error, dof)
+    noises = (noise,) if np.isfinite(error) else ()
     return Estimate(value, error, first.n, error_dof=dof, noises=noises)
 
 

@@ -25,6 +25,7 @@ from orchestrator.store.prices import (
     with_violations,
 )
 from orchestrator.store.records import TrialRecord, read_trials, trial_file, trial_table
+from orchestrator.store.reported import read_reported
 from search_spaces.params import unknown_key
 from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig
@@ -126,6 +127,13 @@ class Sweep:
     def names(self) -> SettingNames:
         """The names of the trials' settings."""
         return SettingNames(self.identity.sampling)
+
+    @cached_property
+    def told_groups(self) -> QualityGroups:
+        """The groups of lossless settings as its search knew them, those of earlier sweeps
+        included. Raises ValueError if the file of these is damaged.
+        """
+        return QualityGroups.of(self.identity, read_reported(self.storage))
 
     @cached_property
     def baseline(self) -> TrialRecord | None:

@@ -193,6 +193,7 @@ class Views:
         self._lock = threading.Lock()
         self._said: set[str] = set()  # notes, which a view repeats at every attempt
         self._identity: Identity | None = None
+        self._groups: QualityGroups | None = None  # as the search knows them
         self._records: dict[int, TrialRecord] = {}
         self._sweep: Sweep | None = None  # one for all views, which share its front
         self._priced: Sweep | None = None  # the same at the end
@@ -246,7 +247,9 @@ class Views:
             if self._sweep is None:
                 assert self._identity is not None, "update before start"
                 records = [record for _, record in sorted(self._records.items())]
-                told = QualityGroups.of(self._identity).all_as_told(records)
+                if self._groups is None:
+                    self._groups = Sweep(self._storage, self._identity, ()).told_groups
+                told = self._groups.all_as_told(records)
                 self._sweep = Sweep(self._storage, self._identity, tuple(told))
                 self._priced = None
             if not (self._is_ended and is_priced):

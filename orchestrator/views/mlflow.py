@@ -20,7 +20,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -238,8 +239,7 @@ class MlflowView(View[Sweep]):
             )
             run = _TrialRun(created.info.run_id, False, kept)
         params = [Param(key, value) for key, value in runs.params(record).items()]
-        objectives = [metric.name for metric in identity.objectives]
-        metrics = runs.metrics(record, finished, objectives)
+        metrics = runs.metrics(record, finished, identity)
         self._client.log_batch(run.run_id, metrics, params)
         if is_new:
             run.metrics = {metric.key: metric.value for metric in runs.last_values(metrics)}
@@ -271,8 +271,8 @@ class MlflowView(View[Sweep]):
         metrics: list[Metric] = []
         if sweep.prices.sessions:
             moment = max(_now(), runs.span(record, sweep.identity)[1] + 1)
-            objectives = [metric.name for metric in sweep.identity.objectives]
-            metrics = runs.different(runs.metrics(record, moment, objectives), run.metrics)
+            logged = runs.metrics(record, moment, sweep.identity)
+            metrics = runs.different(logged, run.metrics)
             metrics += runs.by_batch(
                 record, sweep.identity.timing_batch, moment, metrics, run.metrics
             )
@@ -328,13 +328,17 @@ class MlflowView(View[Sweep]):
         known = int(logged.metrics.get("trials", 0))
         since = min(known, len(sweep.records) - 1)  # the last again: it may be revived
         is_replaced = sweep.prices.sessions and known == len(sweep.records)
-        if is_replaced:
+        if is_replaced:  # all steps again: they had the values that the search was told
             moment = max(_now(), moment + 1)
+            since = 0
+        shown = {} if is_replaced else logged.metrics
         metrics = []
-        for count, entries in runs.sweep_metrics(sweep, since, logged.metrics).items():
+        for count, entries in runs.sweep_metrics(sweep, since, shown).items():
             metrics += [Metric(name, value, moment, count) for name, value in entries.items()]
         if is_replaced:
-            metrics = runs.different(metrics, logged.metrics)
+            history = partial(self._client.get_metric_history, self._parent)
+            points = chain.from_iterable(map(history, logged.metrics))
+            metrics = runs.different_steps(metrics, points, moment)
         params = [
             Param(key, value)
             for key, value in runs.sweep_params(identity).items()

@@ -22,6 +22,7 @@ from orchestrator.front.compare import hypervolume
 from orchestrator.front.joint import directions, values_of
 from orchestrator.front.pareto import Floats, knee, nondominated
 from orchestrator.store.identity import Identity
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.names import SettingNames, title
 from orchestrator.store.prices import is_priced
 from orchestrator.store.records import TrialRecord
@@ -178,17 +179,24 @@ def params(record: TrialRecord) -> dict[str, str]:
     return {legal_name(key): param(value) for key, value in flat.items()}
 
 
-def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list[Metric]:
+def metrics(record: TrialRecord, moment: int, identity: Identity) -> list[Metric]:
     """A trial's results, the objectives first, each a single value; standard errors as `error/fid`;
     the values on fewer images, which have a larger bias, as `series/fid` by the number of images;
     what a lossless trial's own images say, where it has its group's value, as `own/fid`.
 
     Results of a stopped trial are named `stopped/fid`: they are of fewer images than those of other
     runs. Omits values that are not finite, because MLflow would store infinity as the largest
-    float. moment: in milliseconds.
+    float.
+
+    Args:
+        record: of the trial.
+        moment: in milliseconds.
+        identity: the sweep's.
     """
     from mlflow.entities import Metric
 
+    objectives = [metric.name for metric in identity.objectives]
+    is_in_group = QualityGroups.of(identity).group(record) is not None
     prefix = _STOPPED if record.is_stopped else ""
     results = dict(sorted(record.metrics.items(), key=lambda entry: entry[0] not in objectives))
     found: dict[tuple[str, int], float | None] = {}
@@ -197,9 +205,10 @@ def metrics(record: TrialRecord, moment: int, objectives: Sequence[str]) -> list
     found |= {("images", record.images): record.images, ("seconds", record.images): record.seconds}
     for name, entry in results.items():
         found[prefix + ERROR + name, entry.n] = entry.known_error
-    for name, own in dict(record.own).get(record.images, {}).items():
-        if own is not None:
-            found[prefix + OWN + name, own.n] = own.value
+    if is_in_group:  # a lossy trial's gains are over vanilla's group
+        for name, own in dict(record.own).get(record.images, {}).items():
+            if own is not None:
+                found[prefix + OWN + name, own.n] = own.value
     series: list[tuple[str, Estimate]] = []
     for entries in (*(entries for _, entries in record.history), record.metrics):
         series += entries.items()
@@ -219,6 +228,31 @@ def last_values(metrics: Iterable[Metric]) -> list[Metric]:
     return list(
         {metric.key: metric for metric in sorted(metrics, key=lambda metric: metric.step)}.values()
     )
+
+
+def different_steps(
+    metrics: Iterable[Metric], logged: Iterable[Metric], moment: int
+) -> list[Metric]:
+    """The metrics of a sweep's run whose value at their step is not the latest that was logged
+    there; NaN for values of the front that a step has no more. moment: in milliseconds.
+    """
+    from mlflow.entities import Metric
+
+    latest: dict[tuple[str, int], float] = {}
+    for point in sorted(logged, key=lambda point: point.timestamp):
+        latest[point.key, point.step] = point.value
+    found = {(metric.key, metric.step): metric for metric in metrics}
+    for key, step in latest.keys() - found.keys():
+        if key.startswith(_OF_FRONT):
+            found[key, step] = Metric(key, math.nan, moment, step)
+    return [
+        metric for place, metric in found.items() if not _is_equal(latest.get(place), metric.value)
+    ]
+
+
+def _is_equal(shown: float | None, value: float) -> bool:
+    """Whether MLflow shows a value, which may be NaN."""
+    return shown == value or (shown is not None and math.isnan(shown) and math.isnan(value))
 
 
 def different(metrics: Iterable[Metric], shown: Mapping[str, float]) -> list[Metric]:

@@ -58,7 +58,7 @@ _METRIC_NAMES = "study:metric_names"  # an attribute of Optuna's own
 class StudyView(View[Sweep]):
     """The study of a sweep in an Optuna storage.
 
-    config: the sweep's. reports: a function of a trial's record and vanilla's, which returns the
+    config: the sweep's. reports: a function of a trial's record and the sweep, which returns the
     record as the search sees it, and that record with the values that the study gets. is_own: the
     storage is a journal that the sweep made; if it is damaged or differs from the records, it is
     kept as FILE.damaged and the study is rebuilt.
@@ -77,7 +77,7 @@ class StudyView(View[Sweep]):
         self,
         config: SweepConfig,
         url: str,
-        reports: Callable[[TrialRecord, TrialRecord], tuple[TrialRecord, TrialRecord]],
+        reports: Callable[[TrialRecord, Sweep], tuple[TrialRecord, TrialRecord]],
         *,
         is_own: bool = False,
     ) -> None:
@@ -199,7 +199,7 @@ class StudyView(View[Sweep]):
 
     def _make_trial(self, sweep: Sweep, record: TrialRecord) -> FrozenTrial:
         """A finished trial of the study."""
-        finished, reported = self._reports(record, sweep.baseline or record)
+        finished, reported = self._reports(record, sweep)
         attrs: dict[str, Any] = {
             TRIAL: record.number,
             "setting": sweep.names.name(record.config),

@@ -22,7 +22,7 @@ Shape legend: R rows of the transformer, S slots of a pass, E row ends in the pa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -148,13 +148,20 @@ class RowEndPass:
 
 @torch.no_grad()
 def teacher_forced(
-    target: Target, prompt: Prompt, tokens: Tensor, taps: Sequence[int] = ()
+    target: Target,
+    prompt: Prompt,
+    tokens: Tensor,
+    taps: Sequence[int] = (),
+    change: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The features that predict the next token, as step-by-step decoding computes them, of prompts
     and the first n tokens [R, n] of their images in one pass: [R, P + n, (1 + len(taps)) D]. Each
-    is followed by the inputs of the layers `taps` (see `Body.forward`).
+    is followed by the inputs of the layers `taps` (see `Body.forward`). change: applied to the
+    embeddings of prompts and tokens.
     """
     x = torch.cat([prompt.embeds, target.embed(tokens)], dim=1)
+    if change is not None:
+        x = change(x)
     valid = prompt.valid
     positions = order = torch.arange(x.shape[1], device=x.device)
     if target.row_end is not None:

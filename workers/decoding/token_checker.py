@@ -16,6 +16,11 @@ position three things are known:
   there.
 
 The pass shares no tree, mask, cache or acceptance with the decoding that is tested.
+
+At temperature 0 each token is the argmax, but for rounding: passes of other shapes round in other
+orders. How much that moves the logits, a second pass measures, whose inputs are changed by their
+rounding (as in Monte Carlo arithmetic, Parker 1997). A token further below the largest logit than
+that can move it is wrong.
 """
 
 from __future__ import annotations
@@ -37,9 +42,11 @@ _POSITIONS = 256  # whose probs are held at once
 _TOGETHER = 4  # images that the target reads at once
 _FLOOR = math.log(0.01)  # of log probs in the martingale
 _LEAST_VARIANCE = 1000.0  # of the martingale, in nats squared, below which it is no test
-# Greedy decoding: by how much a logit may be below the largest one, relative to the largest
-# magnitude and in units of the dtype's precision. Passes of other shapes round in other orders.
-_TIE = 16.0
+# Greedy decoding: by how much a logit may be below the largest one, in standard deviations of the
+# rounding noise in the difference of two logits, which a normal variable exceeds once in 1e9; and
+# at least, in units of the dtype's precision, relative to the largest magnitude.
+_TIE_DEVIATIONS = 6.0
+_LEAST_TIE = 4.0
 
 
 def check_images(
@@ -90,17 +97,17 @@ class TokenChecker:
         tokens = tokens.to(target.device)
         streams = stream_count(self._sampling.cfg)
         prompt = target.encode(list(captions), guided=streams == 2)
-        features = teacher_forced(target, prompt, tokens[:, :-1].repeat(streams, 1))
-        features = features[:, target.prompt_len - 1 :]
-        parts = [
-            self._read(
-                features[:, start : start + _POSITIONS], tokens[:, start : start + _POSITIONS]
-            )
-            for start in range(0, tokens.shape[1], _POSITIONS)
-        ]
+        inputs = tokens[:, :-1].repeat(streams, 1)
+        features = teacher_forced(target, prompt, inputs)[:, target.prompt_len - 1 :]
+        chunks = [slice(at, at + _POSITIONS) for at in range(0, tokens.shape[1], _POSITIONS)]
         self._images += len(tokens)
-        if self._sampling.temperature > 0:
-            self._count(torch.cat(parts, dim=1))
+        if self._sampling.temperature == 0:
+            again = teacher_forced(target, prompt, inputs, change=self._round_otherwise)
+            again = again[:, target.prompt_len - 1 :]
+            for part in chunks:
+                self._read_greedy(features[:, part], again[:, part], tokens[:, part])
+            return
+        self._count(torch.cat([self._read(features[:, p], tokens[:, p]) for p in chunks], dim=1))
 
     def result(self) -> TokenCheck:
         """What all images together say. Raises ValueError without images."""
@@ -127,11 +134,6 @@ class TokenChecker:
         rest.
         """
         logits = guided_logits(self._target.head, features, self._sampling.cfg)
-        if self._sampling.temperature == 0:
-            gap = logits.amax(-1) - _at(logits, tokens)
-            scale = logits.abs().amax(-1) * torch.finfo(self._target.dtype).eps
-            self._impossible += int((gap > _TIE * scale).sum())
-            return gap
         probs = to_probs(logits, self._sampling).double()
         own = _at(probs, tokens)
         logs = probs.log().clamp_min(_FLOOR)
@@ -143,6 +145,26 @@ class TokenChecker:
         self._impossible += int((own == 0).sum())
         v = torch.rand(own.shape, generator=self._generator, dtype=torch.float64)
         return _read_u(probs, tokens, v.to(probs.device))
+
+    def _round_otherwise(self, x: Tensor) -> Tensor:
+        """Embeddings that are changed by at most the precision of their dtype."""
+        part = torch.rand(x.shape, generator=self._generator).to(x.device) * 2 - 1
+        changed: Tensor = (x.float() * (1 + torch.finfo(x.dtype).eps * part)).to(x.dtype)
+        return changed
+
+    def _read_greedy(self, features: Tensor, again: Tensor, tokens: Tensor) -> None:
+        """Count tokens [B, n] that are not the argmax of the logits of features [R, n, D]. again:
+        the features of a pass that rounds otherwise.
+        """
+        cfg = self._sampling.cfg
+        logits = guided_logits(self._target.head, features, cfg).double()
+        moved = guided_logits(self._target.head, again, cfg).double() - logits
+        # a shift of all logits changes no argmax
+        variance = moved.var(-1, correction=0)
+        noise = (2 * variance.clamp_min(float(variance.mean()))).sqrt()  # of a difference
+        unit = logits.abs().amax(-1) * torch.finfo(self._target.dtype).eps
+        gap = logits.amax(-1) - _at(logits, tokens)
+        self._impossible += int((gap > (_TIE_DEVIATIONS * noise).maximum(_LEAST_TIE * unit)).sum())
 
     def _count(self, u: Tensor) -> None:
         """Count the bins of u [B, N], and of its pairs."""

@@ -34,7 +34,9 @@ _STORED: Mapping[str, Any] = {
     "about": str,
     "needs": tuple[str, ...],
     "definition": str,
+    "is_gain": bool,
 }
+_OPTIONAL = {"definition", "is_gain"}  # of these
 _TIME_UNITS = {"s", "ms", "min", "h"}
 _RATIO_UNIT = "x"
 
@@ -52,6 +54,9 @@ class Metric:
     vanilla: float | None = None  # vanilla's value, where the definition fixes it
     # What a sweep's own metric computes: another sweep may give its name to another metric.
     definition: str = ""
+    # Whether it is a value of the images minus vanilla's, such as fid_gain. Another metric of
+    # vanilla's images compares them one by one, or is not known.
+    is_gain: bool = False
 
     def __post_init__(self) -> None:
         if self.direction not in get_args(Direction):
@@ -62,7 +67,9 @@ class Metric:
 
     def to_mapping(self) -> dict[str, Any]:
         """All that the results of a sweep depend on, as plain data, without the name."""
-        own = {"definition": self.definition} if self.definition else {}
+        own: dict[str, Any] = {"definition": self.definition} if self.definition else {}
+        if self.is_gain:
+            own["is_gain"] = True
         return {
             "direction": self.direction,
             "unit": self.unit,
@@ -77,7 +84,7 @@ class Metric:
         """
         with at(name):
             parts = fit_entries(_STORED, expect_mapping(given))
-            if missing := _STORED.keys() - parts.keys() - {"definition"}:
+            if missing := _STORED.keys() - parts.keys() - _OPTIONAL:
                 raise ConfigError((), f"lacks {', '.join(sorted(missing))}")
             for key in ("unit", "about", "definition"):
                 if not parts.get(key, "").isprintable():
@@ -106,13 +113,6 @@ class Metric:
         from the definition.
         """
         return BASELINE in self.needs
-
-    @property
-    def is_gain(self) -> bool:
-        """Whether it is a value of the images minus vanilla's, such as fid_gain: it needs both the
-        real images and vanilla's.
-        """
-        return self.is_of_vanilla and REFERENCE in self.needs
 
     @property
     def is_of_distribution(self) -> bool:

@@ -78,6 +78,7 @@ def drift(inputs: MetricInputs) -> Estimate:
     unit="features squared",
     needs=(FEATURES, REFERENCE, BASELINE),
     vanilla=0.0,
+    is_gain=True,
 )
 def fid_gain(inputs: MetricInputs) -> Estimate:
     """fid minus the baseline's fid on the same captions, with the paired error."""

@@ -251,6 +251,7 @@ def register_metric(
     needs: tuple[str, ...],
     vanilla: float | None = None,
     at_batch: AtBatch | None = None,
+    is_gain: bool = False,
 ) -> Callable[[Compute], Compute]:
     """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring.
 
@@ -261,6 +262,7 @@ def register_metric(
         needs: the inputs without which it cannot be computed (see `Metric.needs`).
         vanilla: vanilla's value, where the definition fixes it.
         at_batch: computes the metric at a batch size; None: it does not depend on one.
+        is_gain: whether it is a value of the images minus vanilla's (see `Metric.is_gain`).
 
     Raises:
         ConfigError: another module has registered the name.
@@ -276,6 +278,7 @@ def register_metric(
             needs=needs,
             compute=compute,
             vanilla=vanilla,
+            is_gain=is_gain,
         )
         METRICS.add(name, metric, module=compute.__module__)
         if at_batch is not None:

@@ -269,10 +269,12 @@ def test_a_front_is_not_filtered_by_itself(one: Path) -> None:
 
 def test_several_sweeps_make_one_front(one: Path, two: Path) -> None:
     found = data(pareto, one, two)
+    opened = [Sweep.open(folder) for folder in (one, two)]
+    together = front_of(opened).sweeps  # settings that both have, have one value
     values = {
         (name, record.number): (record.metrics["speedup"].value, -record.metrics["fid"].value)
-        for name, folder in (("one", one), ("two", two))
-        for record in Sweep.open(folder).records
+        for name, sweep in together.items()
+        for record in sweep.records
         if record.feasible and record.duplicate_of is None
     }
     expected = {
@@ -394,7 +396,7 @@ def test_compare_sweeps(one: Path, two: Path) -> None:
     corner = found["reference"]
     joint = front_of([Sweep.open(folder) for folder in (one, two)])
     toward = directions(joint.metrics)
-    values = joint.joint_errors.merged(joint.same_settings).values
+    values = joint.joint_errors.values
     for name in joint.sweeps:
         own = [place for place, trial in enumerate(joint.candidates) if trial.origin == name]
         volume = hypervolume(values[own], corner, toward)

@@ -10,7 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.front.front import front_of
+from orchestrator.front.front import Front, front_of
+from orchestrator.front.pareto import Floats
+from orchestrator.report.page import page_data
 from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
@@ -39,30 +41,77 @@ def test_a_sweep_covers_its_part(sweeps: list[Sweep]) -> None:
     assert pair["coverage"][1] < 1
 
 
-def test_merged_trials_have_the_mean_and_one_error(sweeps: list[Sweep]) -> None:
+def same_settings(front: Front) -> list[list[int]]:
+    """Places among the candidates of trials that two sweeps have."""
+    places: dict[object, list[int]] = {}
+    for place, trial in enumerate(front.candidates):
+        places.setdefault(trial.config, []).append(place)
+    return [found for found in places.values() if len(found) > 1]
+
+
+def variances(front: Front) -> Floats:
+    """The variances of the candidates' values."""
+    joint = front.joint_errors
+    return np.diag(joint.covariance()).reshape(joint.values.shape)
+
+
+def test_trials_of_one_setting_have_the_mean_and_one_error(sweeps: list[Sweep]) -> None:
     front = front_of(sweeps)
-    same = front.same_settings
+    same = same_settings(front)
     assert len(same) >= 10
-    before, after = front.joint_errors, front.joint_errors.merged(same)
+    alone = {name: front_of([sweep]) for name, sweep in zip(front.sweeps, sweeps, strict=True)}
+    before = {
+        (name, trial.number): (trial["speedup"], variance[0])
+        for name, one in alone.items()
+        for trial, variance in zip(one.candidates, variances(one), strict=True)
+    }
+    joint = front.joint_errors
     for one, other in same:
-        assert after.values[one] == pytest.approx(before.values[[one, other]].mean(axis=0))
-        difference, error, _ = after.difference(one, other)
+        measured = [
+            before[trial.origin, trial.number]
+            for trial in (front.candidates[one], front.candidates[other])
+        ]
+        assert joint.values[one, 0] == pytest.approx(np.mean([value for value, _ in measured]))
+        assert variances(front)[one, 0] == pytest.approx(
+            sum(variance for _, variance in measured) / 4
+        )
+        difference, error, _ = joint.difference(one, other)
         assert (difference == 0).all()
         assert error == pytest.approx(0)
-    variance = np.diag(after.covariance()).reshape(after.values.shape)
-    expected = np.diag(before.covariance()).reshape(before.values.shape)
     one, other = same[3]
-    assert variance[one, 0] == pytest.approx((expected[one, 0] + expected[other, 0]) / 4)
-    clip = front_of(sweeps, "speedup", "clip_score")  # without blocks, of the same images
-    one, other = clip.same_settings[3]
-    errors = [clip.joint_errors, clip.joint_errors.merged(clip.same_settings)]
-    own, merged = (np.diag(e.covariance()).reshape(e.values.shape)[one, 1] for e in errors)
-    assert merged == pytest.approx(own)
-    one, other = same[3]
-    samples = after.samples()
+    samples = joint.samples()
     assert (samples[:, one] == samples[:, other]).all()
-    alone = [place for place in range(len(front.candidates)) if all(place not in s for s in same)]
-    assert (after.values[alone] == before.values[alone]).all()
+    merged = {place for places in same for place in places}
+    for place, trial in enumerate(front.candidates):
+        if place not in merged:
+            assert trial["speedup"] == before[trial.origin, trial.number][0]
+
+
+def test_a_value_of_the_same_images_keeps_its_error(sweeps: list[Sweep]) -> None:
+    """It has no blocks of captions, so that nothing else says that its error is shared."""
+    front = front_of(sweeps, "speedup", "clip_score")
+    one, other = same_settings(front)[3]
+    expected = front.candidates[one].sweep.records[front.candidates[one].number]
+    assert front.candidates[one].metrics["clip_score"].error == pytest.approx(
+        expected.metrics["clip_score"].error
+    )
+    _, error, _ = front.joint_errors.difference(one, other)
+    assert error[1] == pytest.approx(0)
+    assert variances(front)[one, 1] > 0
+
+
+def test_table_and_page_have_the_values_that_are_compared(sweeps: list[Sweep]) -> None:
+    front = front_of(sweeps)
+    values = {trial.name: trial["speedup"] for trial in front.candidates}
+    table = front.table(front.candidates).to_pylist()
+    assert [row["speedup"] for row in table] == list(values.values())
+    shown = {entry["id"]: entry["metrics"] for entry in page_data(sweeps, decode=False)["trials"]}
+    assert {name: shown[name]["speedup"][0] for name in values} == values
+    errors = {trial.name: trial.metrics["speedup"].error for trial in front.candidates}
+    for name, error in errors.items():
+        _, known, _, noise, own, *_ = shown[name]["speedup"]
+        assert known == pytest.approx(error)
+        assert np.hypot(noise, own) == pytest.approx(error)
 
 
 def test_other_captions_or_devices_are_other_trials(sweeps: list[Sweep]) -> None:
@@ -73,4 +122,7 @@ def test_other_captions_or_devices_are_other_trials(sweeps: list[Sweep]) -> None
         {"timing": {**narrow.identity.timing, "device": "another"}},
     ):
         other = replace(narrow, identity=replace(narrow.identity, **changed))
-        assert front_of([wide, other], "speedup", "step_compression").same_settings == []
+        front = front_of([wide, other], "speedup", "step_compression")
+        for trial in front.candidates:
+            sweep = wide if trial.origin == "wide" else narrow
+            assert trial["speedup"] == sweep.records[trial.number].metrics["speedup"].value

@@ -21,8 +21,10 @@ from orchestrator.launch.start import _take_over as take_over
 from orchestrator.run.search import Search
 from orchestrator.store.files import EARLIER, NoSweepError
 from orchestrator.store.identity import write_identity
-from orchestrator.store.records import TrialRecord
+from orchestrator.store.lossless import QualityGroups
+from orchestrator.store.records import TrialRecord, write_trial
 from orchestrator.store.sweep import Sweep
+from orchestrator.text import ranges
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
 from tests.fakes.synthetic_sweeps import IMAGES, SAMPLING, write_sweep
@@ -36,6 +38,7 @@ SPACE: dict[str, Any] = {
     "sampling": {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "cfg": 1.5},
     "objectives": ["step_compression", "fid"],
     "enqueue": ["vanilla"],
+    "search": {"sampler": "replay"},  # which can use settings outside of the space
     "space": {
         "drafter": "eagle",
         "tree": [
@@ -69,6 +72,11 @@ def facts(sweep: Sweep, **changed: Any) -> dict[str, Any]:
     }
 
 
+def told_by(source: Source, config: SweepConfig, known: dict[str, Any]) -> tuple[TrialRecord, ...]:
+    """The trials of an earlier sweep that the search of a new one is told."""
+    return source.decide(config, known, {}).records
+
+
 @pytest.fixture
 def earlier(tmp_path: Path) -> Sweep:
     write_sweep(
@@ -95,11 +103,12 @@ def test_the_front_runs_and_the_other_trials_are_told(earlier: Sweep) -> None:
     limited = replace(config, budget=replace(config.budget, images=1000))
     assert taken.extend(limited).budget.images == 1000 + len(taken.front) * config.captions.count
     (source,) = taken.sources
-    told = {record.number: record for record in source.results(config, facts(earlier))}
+    told = {record.number: record for record in told_by(source, config, facts(earlier))}
     others = {r.number for r in earlier.records if r.config not in front | {BASELINE}}
     assert told.keys() == others - {8}
     assert told[7].state == "failed"
-    whole, vanilla = dict(earlier.records[0].metrics), dict(earlier.records[0].history)[IMAGES // 2]
+    first = earlier.records[0].measured  # as the search was told it
+    whole, vanilla = dict(first.metrics), dict(first.history)[IMAGES // 2]
     stopped = earlier.records[9].metrics["fid"].value
     assert told[9].metrics["fid"].value == pytest.approx(
         stopped - vanilla["fid"].value + whole["fid"].value
@@ -166,7 +175,7 @@ def test_trials_without_a_metric_of_the_goals_are_not_told(earlier: Sweep) -> No
         config = SweepConfig.from_mapping({**SPACE, **more})
         source = Earlier.read([earlier.storage.uri], config).sources[0]
         assert {record.state for record in source.records} > {"failed"}
-        assert {record.state for record in source.results(config, facts(earlier))} == {"failed"}
+        assert {record.state for record in told_by(source, config, facts(earlier))} == {"failed"}
 
 
 def copied(
@@ -278,7 +287,7 @@ def test_two_sweeps_of_one_name(earlier: Sweep, tmp_path: Path) -> None:
     told = [record.config for record in take_over(config, known, own, storage, print)]
     assert len(set(told)) == len(told)
     assert {*told} == {
-        record.config for source in taken.sources for record in source.results(config, known)
+        record.config for source in taken.sources for record in told_by(source, config, known)
     }
     # a resumed sweep's search is told the same, whatever its machine
     write_identity(storage, earlier.identity)
@@ -339,16 +348,16 @@ def test_values_that_cannot_be_compared_are_not_told(
 ) -> None:
     config = SweepConfig.from_mapping(SPACE)
     (source,) = Earlier.read([earlier.storage.uri], config).sources
-    assert source.results(config, facts(earlier))
-    assert source.results(config, facts(earlier, **changed)) == []
+    assert told_by(source, config, facts(earlier))
+    assert told_by(source, config, facts(earlier, **changed)) == ()
     (key,) = changed
     assert source.incomparable(config, facts(earlier, **changed)).keys() >= {key}
     more = SweepConfig.from_mapping({**SPACE, "quality": {"samples": 2}})
-    assert source.results(more, facts(earlier)) == []
+    assert told_by(source, more, facts(earlier)) == ()
     cooler = SweepConfig.from_mapping(
         {**SPACE, "sampling": {**SPACE["sampling"], "temperature": 0.9}}
     )
-    assert source.results(cooler, facts(earlier)) == []
+    assert told_by(source, cooler, facts(earlier)) == ()
 
 
 def test_values_of_another_metric_of_the_name_are_not_told(earlier: Sweep) -> None:
@@ -356,12 +365,12 @@ def test_values_of_another_metric_of_the_name_are_not_told(earlier: Sweep) -> No
     config = SweepConfig.from_mapping(SPACE)
     (source,) = Earlier.read([earlier.storage.uri], config).sources
     known = earlier.identity.to_mapping()["metrics"]
-    assert source.results(config, facts(earlier, metrics=known))
+    assert told_by(source, config, facts(earlier, metrics=known))
     other = {**known, "fid": {**known["fid"], "definition": "torchmetrics 9: FID()"}}
-    assert source.results(config, facts(earlier, metrics=other)) == []
+    assert told_by(source, config, facts(earlier, metrics=other)) == ()
     assert "metrics.fid.definition" in source.incomparable(config, facts(earlier, metrics=other))
     drift = {**known, "drift": {**known["drift"], "definition": "another"}}
-    assert source.results(config, facts(earlier, metrics=drift)), "it is no objective"
+    assert told_by(source, config, facts(earlier, metrics=drift)), "it is no objective"
 
 
 def test_speeds_are_told_on_the_same_device_and_batch_alone(earlier: Sweep) -> None:
@@ -369,19 +378,19 @@ def test_speeds_are_told_on_the_same_device_and_batch_alone(earlier: Sweep) -> N
     config = SweepConfig.from_mapping(timed)
     (source,) = Earlier.read([earlier.storage.uri], config).sources
     source = replace(source, hardware="a processor", facts={**source.facts, "timing": {"batch": 1}})
-    assert source.results(config, facts(earlier, timing_device="a processor"))
-    assert not source.results(config, facts(earlier, timing_device="another"))
+    assert told_by(source, config, facts(earlier, timing_device="a processor"))
+    assert not told_by(source, config, facts(earlier, timing_device="another"))
     other = SweepConfig.from_mapping({**timed, "timing": {"batch": 8}})
-    assert not source.results(other, facts(earlier, timing_device="a processor"))
+    assert not told_by(source, other, facts(earlier, timing_device="a processor"))
     elsewhere = SweepConfig.from_mapping(
         {**timed, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}}
     )
     known = facts(earlier, timing_device="a processor")
-    assert not source.results(elsewhere, known)
+    assert not told_by(source, elsewhere, known)
     source = replace(
         source, facts={**source.facts, "timing": {"batch": 1, "nodes": {"gpu": "a10g"}}}
     )
-    assert source.results(elsewhere, known)
+    assert told_by(source, elsewhere, known)
 
 
 def test_only_a_sweep_that_has_started_has_taken_over(earlier: Sweep, tmp_path: Path) -> None:
@@ -472,6 +481,55 @@ def told_of(earlier: Sweep, config: SweepConfig) -> list[tuple[TrialRecord, dict
     return [(record, config.space.params_of(setting, SAMPLING)) for record, setting in configs]
 
 
+def test_a_launch_says_which_trials_the_search_is_told_and_why_not_the_others(
+    earlier: Sweep, tmp_path: Path
+) -> None:
+    """So does its --check, and that of a resumed sweep, which knows what was decided."""
+    config = SweepConfig.from_mapping(
+        {**SPACE, "search": {"sampler": "tpe"}, "constraints": ["drift <= 90"]}
+    ).resolve(SAMPLING)
+    lacking = earlier.records[9]
+    partly = {name: entry for name, entry in lacking.metrics.items() if name != "drift"}
+    write_trial(earlier.storage, replace(lacking, metrics=partly, history=()))
+    copy = shutil.copytree(tmp_path / "mine", tmp_path / "copy")
+    taken = Earlier.read([earlier.storage.uri, str(copy)], config)
+    known = facts(earlier)
+    captions = known["captions"]
+    first, second = taken.describe(config, captions, known)
+    decided = taken.decide(config, known)
+    (told,) = [source for source in decided.sources if source.records]
+    numbers = [record.number for record in told.records]
+    reasons = {number: reason for reason, found in told.left_out.items() for number in found}
+    assert sorted([*numbers, *reasons]) == [record.number for record in earlier.records]
+    assert (reasons[0], reasons[8]) == ("run again", "repeats of other trials")
+    assert reasons[9] == "without drift"
+    front = {entry.config for entry in taken.front}
+    for record in earlier.records:
+        if reasons.get(record.number) == "run again":
+            assert record.config in front | {BASELINE}
+        elif record.number in numbers:
+            assert record.config is not None
+            assert config.space.params_of(record.config, SAMPLING) is not None
+    assert f"the search is told {len(numbers)} trials: {ranges(numbers)}; not told: 0-" in first
+    assert "9 (without drift)" in first
+    assert "the search is told no trial; not told: " in second
+    assert f"{ranges(numbers)} (told from mine)" in second
+    storage = Storage(tmp_path / "wider")
+    storage.write(EARLIER, decided.to_json())
+    stored = Earlier.stored(storage)
+    assert stored is not None
+    assert stored.describe(config, captions) == [first, second]
+    other = facts(earlier, captions={"count": IMAGES, "hash": "other"})
+    (refused, _) = taken.describe(config, other["captions"], other)
+    assert "told no trial; not told: " in refused
+    assert 'captions was "' in refused
+
+
+def test_numbers_in_a_row_are_a_range() -> None:
+    assert ranges([]) == ""
+    assert ranges([0, 2, 3, 4, 5, 9, 10]) == "0, 2-5, 9, 10"
+
+
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2", "random"])
 def test_the_search_knows_what_it_was_told(earlier: Sweep, sampler: str) -> None:
     """It proposes as one that ran these trials itself; those outside of the space are left out."""
@@ -480,7 +538,9 @@ def test_the_search_knows_what_it_was_told(earlier: Sweep, sampler: str) -> None
     inside = [(record, params) for record, params in told if params is not None]
     search = Search(config, DIRECTIONS, earlier=[record for record, _ in told])
     trials = search._study.trials
-    assert 0 < len(inside) < len(told)
+    assert 0 < len(inside) == len(told)
+    (source,) = Earlier.read([earlier.storage.uri], config).decide(config, facts(earlier)).sources
+    assert source.left_out["outside the new space"]
     assert [trial.state.name for trial in trials] == [
         "FAIL" if r.state == "failed" else "COMPLETE" for r, _ in inside
     ]
@@ -565,3 +625,27 @@ def test_genetic_samplers_breed_from_told_trials(sampler: str) -> None:
     known = [record.params for record in told]
     assert all(bred.propose(number).params in known for number in range(1, 6))
     assert not all(other.propose(number).params in known for number in range(1, 6))
+
+
+def test_lossless_settings_of_all_earlier_sweeps_are_told_one_quality(
+    earlier: Sweep, tmp_path: Path
+) -> None:
+    """The first one's own value, which its vanilla has when it runs again; not the mean."""
+    write_sweep(tmp_path / "second", name="second", seed=1, samples=1, failed=())
+    places = [str(tmp_path / name) for name in ("mine", "second")]
+    config = SweepConfig.from_mapping(SPACE).resolve(SAMPLING)
+    taken = Earlier.read(places, config).decide(config, facts(earlier))
+    groups = QualityGroups.of(earlier.identity)
+    own = earlier.records[0].measured.metrics["fid"].value
+    assert own != earlier.records[0].metrics["fid"].value
+    told = [
+        [record.metrics["fid"].value for record in source.records if groups.group(record)]
+        for source in taken.sources
+    ]
+    assert all(told)
+    assert {value for values in told for value in values} == {own}
+    # its vanilla and the others of the group are told the same
+    new = QualityGroups.of(earlier.identity, taken.reported_trials)
+    again = new.all_as_told([record.measured for record in Sweep.open(places[1]).records])
+    values = {record.metrics["fid"].value for record in again if new.group(record) == SAMPLING}
+    assert values == {own}

@@ -13,9 +13,9 @@ import pytest
 
 from benchmarks.instant import InstantWorkers, make_driver
 from orchestrator.run.race import Race, Scores
-from orchestrator.run.racing import EarlyStopping
+from orchestrator.run.racing import EarlyStopping, at_full_size, front_probabilities
 from orchestrator.store.lossless import QualityGroups
-from orchestrator.store.records import TrialRecord, read_trials
+from orchestrator.store.records import EarlyStop, TrialRecord, read_trials
 from search_spaces.presets import PRESETS
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
@@ -154,3 +154,108 @@ def test_a_budget_of_images_counts_those_that_were_drawn(tmp_path: Path) -> None
         assert "fid" not in stored[number].metrics
     resumed = make_driver(sweep, storage, InstantWorkers(), [SPEED, FID], sampling=SAMPLING)
     assert resumed.run(stored).records == records
+
+
+COOLER = Sampling(temperature=0.9, cfg=1.5)
+RACED = {
+    "racing": {"rungs": [24, 48]},
+    "search.parallel": 1,
+    "enqueue": ["vanilla"],
+    "objectives": ["speedup", "fid"],
+}
+
+
+def measured(
+    number: int, config: DecodingConfig, part: tuple[float, float], whole: tuple[float, float]
+) -> TrialRecord:
+    """A complete trial of 96 images, with its speed and fid on 24 and on all."""
+    first, last = metrics(*part, 2 * number), metrics(*whole, 2 * number + 1)
+    history = ((24, first), (96, last))
+    return TrialRecord(number, "", "complete", config, metrics=last, images=96, history=history)
+
+
+def stopped_at_24(record: TrialRecord, rival: int) -> TrialRecord:
+    """The same as racing had left it."""
+    history = record.history[:1]
+    return replace(
+        record,
+        state="stopped",
+        images=24,
+        history=history,
+        metrics=history[0][1],
+        stop=EarlyStop(rival, 24, 0.01),
+    )
+
+
+def test_a_stopped_trial_has_the_value_that_its_group_has_on_all_images() -> None:
+    """Not vanilla's value there plus a difference: another sampling has its own group."""
+    records = [
+        measured(0, VANILLA, (1.0, 5.0), (1.0, 3.7)),
+        measured(1, FAST.with_sampling(COOLER), (2.0, 4.4), (2.0, 3.3)),
+        stopped_at_24(measured(2, SLOW.with_sampling(COOLER), (1.2, 4.6), (1.2, 9.9)), 1),
+        stopped_at_24(measured(3, SLOW, (1.2, 5.3), (1.2, 9.9)), 1),
+    ]
+    told = GROUPS.all_as_told(records)
+    expected = [
+        at_full_size(record, told[0], GROUPS.values_in_full(record, told)) for record in told
+    ]
+    assert [record.metrics["fid"].value for record in expected] == pytest.approx(
+        [3.7, 3.3, 3.3, 3.7]
+    )
+    assert expected[2].metrics["fid"] == told[1].metrics["fid"]
+    assert at_full_size(told[2], told[0]).metrics["fid"].value == pytest.approx(3.1), "by itself"
+    # it may only be on the front by its speed, which is far below
+    assert front_probabilities(told, (SPEED, FID), GROUPS) == {2: 0.0, 3: 0.0}
+
+
+def test_what_was_revived_in_the_end_is_no_first_member() -> None:
+    """While the sweep ran, trial 2 was complete first, and trial 1 had stopped."""
+    whole = measured(1, FAST.with_sampling(COOLER), (2.0, 4.4), (2.0, 3.3))
+    others = [
+        measured(0, VANILLA, (1.0, 5.0), (1.0, 3.7)),
+        measured(2, SLOW.with_sampling(COOLER), (1.2, 4.6), (1.2, 3.5)),
+    ]
+    then = [others[0], stopped_at_24(whole, 0), others[1]]
+    told: list[TrialRecord] = []
+    for record in then:
+        told.append(GROUPS.as_told(record, told))
+    revived = replace(whole, stop=EarlyStop(0, 24, 0.01))
+    later = GROUPS.all_as_told([others[0], revived, others[1]])
+    assert later[2] == told[2]
+    assert later[2].metrics["fid"].value == 3.5
+    assert dict(later[2].history)[24]["fid"].value == 4.4
+    assert later[1].metrics["fid"].value == 3.3
+
+
+def test_values_of_earlier_sweeps_come_first() -> None:
+    """The search was told them before its own trials, those that were measured in full alone."""
+    before = measured(4, FAST.with_sampling(COOLER), (2.0, 4.1), (2.0, 3.1))
+    before = replace(before, history=())
+    part = replace(before, number=3, state="stopped", metrics=metrics(2.0, 3.2, 9), images=24)
+    groups = replace(GROUPS, earlier=(part, before))
+    vanilla = measured(0, VANILLA, (1.0, 5.0), (1.0, 3.7))
+    own = measured(1, SLOW.with_sampling(COOLER), (1.2, 4.6), (1.2, 3.5))
+    told = groups.all_as_told([vanilla, own])
+    assert told[1] == groups.as_told(own, told[:1])
+    assert [record.metrics["fid"].value for record in told] == [3.7, 3.1]
+    assert dict(told[1].history)[24]["fid"].value == 4.6
+    stopped = stopped_at_24(own, 0)
+    assert groups.values_in_full(stopped, told[:1])["fid"].value == 3.1
+
+
+@pytest.mark.parametrize("error_rate", [0.05, None])
+def test_the_reason_says_in_what_the_rival_is_better(error_rate: float | None) -> None:
+    """Not in fid, which both have by theorem."""
+    racing = {"rungs": [24, 48], "error_rate": error_rate}
+    sweep = SweepConfig.read("quickstart", {**RACED, "racing": racing})
+    records = [
+        measured(0, VANILLA, (1.0, 5.0), (1.0, 3.7)),
+        measured(1, FAST, (2.0, 5.1), (2.0, 3.9)),
+    ]
+    race = EarlyStopping(sweep, (SPEED, FID), GROUPS.all_as_told(records), groups=GROUPS)
+    stop = EarlyStop(1, 24, 0.01)
+    reason = race.reason(stop, SLOW)
+    assert "speedup on the same 24 images; fid is equal, because both are lossless; " in reason
+    lossy = PRESETS["lantern"].with_sampling(SAMPLING)
+    for config in (lossy, SLOW.with_sampling(COOLER), None):
+        assert "speedup and fid on the same 24 images; " in race.reason(stop, config)

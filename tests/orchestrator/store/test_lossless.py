@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from orchestrator.store.sweep import Sweep
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.synthetic_sweeps import identity, write_sweep
+from workers.data.shards import Experiment
 from workers.data.storage import Storage
 from workers.decoding.token_check import TokenCheck
 from workers.metrics.definition import BASELINE, FEATURES, REFERENCE, Metric
@@ -25,7 +28,9 @@ from workers.metrics.estimate import Estimate, jackknife_error
 SAMPLING = Sampling(cfg=1.5)
 COOLER = Sampling(temperature=0.9, cfg=1.5)
 FID = Metric("fid", "minimize", needs=(FEATURES, REFERENCE))
-GAIN = Metric("fid_gain", "minimize", needs=(FEATURES, REFERENCE, BASELINE), vanilla=0.0)
+GAIN = Metric(
+    "fid_gain", "minimize", needs=(FEATURES, REFERENCE, BASELINE), vanilla=0.0, is_gain=True
+)
 DRIFT = Metric("drift", "minimize", needs=(FEATURES, BASELINE), vanilla=0.0)
 SPEED = Metric("speedup", "maximize", unit="x", needs=("timings",))
 METRICS = (SPEED, FID, GAIN, DRIFT)
@@ -205,7 +210,7 @@ def test_a_front_of_two_sweeps_has_one_vanilla(tmp_path: Path) -> None:
     assert len(values) == 1
     other = Sweep.of(
         sweeps[1].storage,
-        replace(sweeps[1].identity, models={"target": "1f" * 8}),
+        replace(sweeps[1].identity, models={"target": "1f" * 8}, experiment="9" * 20),
         sweeps[1].records,
     )
     values = {
@@ -276,3 +281,108 @@ def test_a_stopped_trial_has_no_more_than_it_drew() -> None:
     records = checked()
     records[1] = replace(records[1], state="stopped")
     assert "fid" not in GROUPS.pooled(records)[1].metrics
+
+
+def test_images_that_two_sweeps_have_count_once() -> None:
+    """Copied by `--from`, or generated again with the same seed and weights: no new information."""
+    one, other = quick_start(), [quick_start()[0], quick_start()[1]]
+    basis = {"fid": "one target"}
+    alone = GROUPS.pooled(one)[0].metrics["fid"]
+
+    def first(*seeds: int) -> Estimate:
+        sources = [
+            Source(GROUPS, records, basis, partial(images, seed))
+            for records, seed in zip((one, other), seeds, strict=True)
+        ]
+        values = [records[0].metrics["fid"] for records in pool(sources)]
+        assert values[0] == values[1]
+        return values[0]
+
+    assert first(0, 0) == alone
+    assert first(0, 1).value == pytest.approx((2 * 3.70 + 2 * 3.90 + 3.98) / 5)
+
+
+def images(seed: int, config: DecodingConfig) -> tuple[DecodingConfig, int]:
+    return config, seed
+
+
+def test_a_value_that_sweeps_share_has_one_error() -> None:
+    """Without blocks of captions its error is a source of its own."""
+    one, other = quick_start(blocks=0), quick_start(blocks=0)
+    basis = {"fid": "one target"}
+    identities = [identity("one"), identity("two", experiment="3" * 20)]
+    for shared, expected in ((basis, 0.0), ({}, np.hypot(0.4, 0.4))):
+        first, second = pool([Source(GROUPS, one, shared), Source(GROUPS, other, shared)])
+        joint = JointErrors.of([first[0], second[2]], [FID], identities)
+        _, error, _ = joint.difference(0, 1)
+        assert error[0] == pytest.approx(expected)
+        draws = joint.samples()[..., 0]
+        assert (draws[:, 0] == draws[:, 1]).all() == (shared is basis)
+
+
+def shared_fids(folder: Path, first: dict[str, Any], second: dict[str, Any]) -> set[float]:
+    """The fids of vanilla in a front of two sweeps with these identities."""
+    experiment = {"models": {"target": "0f" * 8}, "precision": "float32", "device": "cpu"}
+    for name, seed, changed in (("one", 1, first), ("two", 2, second)):
+        facts = {**experiment, **changed}
+        precision = facts.pop("precision")
+        known = identity(name)
+        digest = Experiment(
+            facts["models"], known.captions["hash"], 0, known.extractors, precision
+        ).digest()
+        write_sweep(folder / name, 8, seed, name, failed=(), experiment=digest, **facts)
+    sweeps = [Sweep.open(folder / name) for name in ("one", "two")]
+    return {t.metrics["fid"].value for t in front_of(sweeps).candidates if t.is_vanilla}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "values"),
+    [
+        ({}, {}, 1),
+        ({}, {"device": "gpu", "numerics": {"digest": "other"}}, 1),
+        ({}, {"precision": "bfloat16"}, 2),
+        ({"precision": "bfloat16"}, {"precision": "bfloat16"}, 1),
+        (
+            {"precision": "bfloat16", "numerics": {"digest": "a"}},
+            {"precision": "bfloat16", "numerics": {"digest": "b"}},
+            2,
+        ),
+    ],
+    ids=["same", "float32 anywhere", "other dtype", "same dtype", "other kernels"],
+)
+def test_groups_of_two_sweeps_have_one_target_in_the_same_numbers(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any], values: int
+) -> None:
+    assert len(shared_fids(tmp_path, first, second)) == values
+
+
+def test_a_front_counts_images_that_two_sweeps_have_once(tmp_path: Path) -> None:
+    """Vanilla's do not depend on drafters; those of another seed are others."""
+    write_sweep(tmp_path / "one", 8, 1, "one", failed=())
+    records = Sweep.open(tmp_path / "one").records
+    facts = Sweep.open(tmp_path / "one").identity
+
+    def fid(*kept: int, **changed: object) -> float:
+        other = replace(facts, name="two", **changed)  # type: ignore[arg-type]
+        second = Sweep.of(Storage(str(tmp_path / "two")), other, [records[n] for n in kept])
+        return front_of([Sweep.open(tmp_path / "one"), second]).candidates[0].metrics["fid"].value
+
+    alone = front_of([Sweep.open(tmp_path / "one")]).candidates[0].metrics["fid"].value
+    assert fid(0, 1) == alone
+    assert fid(0, seed=1) != alone
+    assert fid(0, models={**facts.models, "drafters.eagle": "9" * 16}) == alone
+    assert fid(1, models={**facts.models, "drafters.eagle": "9" * 16}) != alone
+
+
+def test_a_metric_of_both_sets_of_images_says_itself_that_it_is_a_gain() -> None:
+    """One that does not may be anything, and is not shared."""
+    unknown = replace(GAIN, name="ratio", is_gain=False)
+    assert not unknown.is_of_distribution
+    assert Metric.from_mapping("fid_gain", GAIN.to_mapping()).is_gain
+    groups = replace(GROUPS, metrics={**GROUPS.metrics, "ratio": unknown})
+    records = [
+        replace(trial, metrics={**trial.metrics, "ratio": trial.metrics["fid"]})
+        for trial in quick_start()
+    ]
+    for before, found in zip(records, groups.pooled(records), strict=True):
+        assert found.metrics["ratio"] is before.metrics["ratio"]

@@ -24,6 +24,7 @@ from orchestrator.store.sweep import Sweep
 from orchestrator.views.follower import Ending, View, Views
 from orchestrator.views.mlflow import MlflowView
 from orchestrator.views.mlflow_client import TrackingError
+from orchestrator.views.mlflow_runs import sweep_metrics
 from orchestrator.views.mlflow_sync import sync
 from orchestrator.views.tables import Tables
 from tests.fakes.metric_inputs import write_session
@@ -173,9 +174,21 @@ def test_final_speeds_replace_those_that_were_logged(
     assert f"speedup {best.metrics['speedup']} at batch" in text
     front = {number for number, entry in expected(storage).items() if entry[2] == "true"}
     assert parent.data.metrics["front"] == len(front)
-    assert [
-        len(client.get_metric_history(parent.info.run_id, key)) for key in ("trials", "hypervolume")
-    ] == [5, 6]
+    history = {
+        key: client.get_metric_history(parent.info.run_id, key) for key in parent.data.metrics
+    }
+    assert len(history["trials"]) == TRIALS
+    for count, entries in sweep_metrics(Sweep.open(storage), 0).items():
+        for key, value in entries.items():
+            points_at = [point for point in history[key] if point.step == count]
+            last = max(points_at, key=lambda point: point.timestamp)
+            assert last.value == value or (math.isnan(last.value) and math.isnan(value))
+    assert len(history["hypervolume"]) > TRIALS, "the values as told stay in the history"
+    calls.clear()
+    sync(storage)
+    assert len(client.get_metric_history(parent.info.run_id, "hypervolume")) == len(
+        history["hypervolume"]
+    ), "once"
     note = parent.data.tags["mlflow.note.content"]
     assert all(
         str(records[number].metrics["speedup"]).partition(" ±")[0] in note for number in front

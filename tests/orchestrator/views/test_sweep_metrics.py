@@ -7,13 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlflow.entities import Metric
 
 from orchestrator.front.choice import best_within, default_limit, recommend
 from orchestrator.front.front import front_of
 from orchestrator.front.questions import front_records
+from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
-from orchestrator.views.mlflow_runs import metrics, sweep_metrics
-from tests.fakes.synthetic_sweeps import METRICS, write_sweep
+from orchestrator.views.mlflow_runs import different_steps, metrics, sweep_metrics
+from tests.fakes.synthetic_sweeps import METRICS, NEEDS, write_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
 
@@ -106,9 +108,48 @@ def test_a_value_that_ceases_to_exist_is_nan(tmp_path: Path) -> None:
 
 
 def test_a_lossless_trials_own_value_is_logged_too(tmp_path: Path) -> None:
-    records = write_sweep(tmp_path, trials=4, failed=())
-    known = Sweep.open(tmp_path).records[1]
-    logged = {metric.key: metric.value for metric in metrics(known, 0, ["fid"])}
-    assert logged["own/fid"] == records[1].metrics["fid"].value
-    assert logged["fid"] == known.metrics["fid"].value != logged["own/fid"]
-    assert "own/fid" not in {metric.key for metric in metrics(records[3], 0, [])}, "it is lossy"
+    gain = {
+        "direction": "minimize",
+        "unit": "",
+        "about": "fid minus vanilla's",
+        "needs": ["features", "reference", "baseline"],
+        "is_gain": True,
+    }
+    known = {key: {**entry, "needs": NEEDS[key]} for key, entry in METRICS.items()}
+    records = write_sweep(tmp_path, trials=4, failed=(), metrics={**known, "fid_gain": gain})
+    for record in records:
+        gains = {"fid_gain": replace(record.metrics["fid"], value=0.1 * record.number)}
+        write_trial(Storage(str(tmp_path)), replace(record, metrics={**record.metrics, **gains}))
+    sweep = Sweep.open(tmp_path)
+    found = [
+        {metric.key: metric.value for metric in metrics(record, 0, sweep.identity)}
+        for record in sweep.records
+    ]
+    assert found[1]["own/fid"] == records[1].metrics["fid"].value
+    assert found[1]["fid"] == sweep.records[1].metrics["fid"].value != found[1]["own/fid"]
+    assert found[1]["own/fid_gain"] == pytest.approx(0.1)
+    assert found[1]["fid_gain"] == 0
+    assert sweep.records[3].own, "its gain is over the group of vanilla"
+    assert not {"own/fid", "own/fid_gain"} & found[3].keys(), "it is lossy"
+
+
+def test_all_steps_of_the_front_have_final_values() -> None:
+    """Those that MLflow has already, by the latest point at a step, are not logged again."""
+    logged = [
+        Metric("knee", 3.0, 1, 1),
+        Metric("knee", 5.0, 1, 2),
+        Metric("hypervolume", 0.4, 1, 1),
+        Metric("hypervolume", 0.5, 2, 1),
+        Metric("hypervolume", 0.6, 1, 2),
+        Metric("knee", math.nan, 1, 3),
+        Metric("failed", 1.0, 1, 1),
+    ]
+    final = [
+        Metric("hypervolume", 0.4, 9, 1),
+        Metric("hypervolume", 0.6, 9, 2),
+        Metric("knee", 3.0, 9, 1),
+    ]
+    found = {(m.key, m.step): m.value for m in different_steps(final, logged, 9)}
+    assert found.pop(("hypervolume", 1)) == 0.4
+    assert math.isnan(found.pop(("knee", 2)))
+    assert found == {}

@@ -13,6 +13,7 @@ def test_what_the_metrics_are_of() -> None:
     assert {metric.name for metric in metrics if metric.is_speed} == {"speedup", "latency"}
     assert {metric.name for metric in metrics if metric.is_time} == {"latency"}
     assert {metric.name for metric in metrics if metric.is_of_vanilla} == {"drift", "fid_gain"}
+    assert {metric.name for metric in metrics if metric.is_gain} == {"fid_gain"}
 
 
 def test_better_speeds_are_faster() -> None:
