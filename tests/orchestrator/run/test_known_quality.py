@@ -230,7 +230,8 @@ def test_what_was_revived_in_the_end_is_no_first_member() -> None:
 def test_values_of_earlier_sweeps_come_first() -> None:
     """The search was told them before its own trials, those that were measured in full alone."""
     before = measured(4, FAST.with_sampling(COOLER), (2.0, 4.1), (2.0, 3.1))
-    before = replace(before, history=())
+    whole = {name: replace(entry, n=96) for name, entry in before.metrics.items()}
+    before = replace(before, history=(), metrics=whole)
     part = replace(before, number=3, state="stopped", metrics=metrics(2.0, 3.2, 9), images=24)
     groups = replace(GROUPS, earlier=(part, before))
     vanilla = measured(0, VANILLA, (1.0, 5.0), (1.0, 3.7))
