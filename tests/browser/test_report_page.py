@@ -202,6 +202,33 @@ def test_a_distance_to_vanillas_images_has_the_lossless_trials_level(
         assert band["y"] <= y <= band["y"] + band["height"]
 
 
+def test_a_point_beneath_the_halo_of_another_is_chosen(open_page: Open, tmp_path: Path) -> None:
+    """Two lossless settings have one fid: of nearly equal speeds, each is clicked where it is."""
+    records = write_sweep(tmp_path, trials=6, failed=())
+    storage = Storage(tmp_path)
+    for record in records[:2]:
+        speed = replace(record.metrics["speedup"], value=2.0 + 0.03 * record.number)
+        write_trial(storage, replace(record, metrics={**record.metrics, "speedup": speed}))
+    write_report(storage)
+    page = open_page(tmp_path)
+    places = [point(page, number).locator(".halo").bounding_box() for number in (0, 1)]
+    middles = []
+    for place in places:
+        assert place is not None
+        middles.append((place["x"] + place["width"] / 2, place["y"] + place["height"] / 2))
+    (x, y), (other, level) = middles
+    assert abs(x - other) < 12
+    assert y == pytest.approx(level, abs=0.5)
+    for number, (across, up) in enumerate(middles):
+        above = page.evaluate(
+            "([x, y]) => document.elementFromPoint(x, y).closest('.point')?.dataset.trial",
+            [across, up],
+        )
+        assert above == str(number)
+        page.mouse.click(across, up)
+        assert point(page, number).get_attribute("aria-pressed") == "true"
+
+
 def test_the_legend_hides_a_kind_and_the_front_is_of_the_rest(
     open_page: Open, folder: Path
 ) -> None:
