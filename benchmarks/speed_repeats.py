@@ -1,17 +1,21 @@
-"""Whether a second run finds the same speed-ups within the stated errors: whole timing passes of
-the quick start.
+"""How much speed-ups change from one sitting to the next, and whether their errors cover that:
+whole timings of the quick start.
 
-    python -m benchmarks.speed_repeats [--runs 6] [--minutes 60] [--before ../c6f8a22] [--json FILE]
+    python -m benchmarks.speed_repeats [--sittings 12] [--minutes 120] [--busy 2] [--json FILE]
 
-Each run times the quick start's settings in a process of its own, in sessions as a sweep has them:
+A sitting times the quick start's settings in a process of its own, in sessions as a sweep has them:
 all shapes first, a shape that comes later beside the anchor, then the front; with a pause between
-two sessions, in which a sweep generates images. Runs begin at random moments within `minutes`;
-every second one has two busy processes beside it. For every pair of runs and every setting,
-Student's 95 % interval of the difference of the two speed-ups should cover 0.
+two sessions, in which a sweep generates images. Sittings begin at random moments within `minutes`;
+every second one has busy processes beside it. With the same FILE on another day and more sittings,
+only the new ones are timed.
 
-With `--before`, the checkout of an earlier commit (with a virtual environment `.venv`) runs its own
-timings directly before each run, under the same load: vanilla and one setting of each shape in
-pairs, by the wall clock.
+Sittings are quiet or busy by their own load (`workers.metrics.timings.Load`), not by what was
+meant. For each kind it prints what `workers.metrics.costs` assumes of sittings: the standard
+deviations between them of log speed-ups (`ratio`) and of vanilla's log seconds (`seconds`), less
+what the noise within them explains; the share of the variance that all settings have in common
+(`COMMON_SHARE`); and the standard deviation between the sessions of a sitting (`ASSUMED_STATE`). It
+then counts the pairs of sittings, and of sets of two sittings, for which Student's 95 % interval of
+the difference of two speed-ups covers 0.
 """
 
 from __future__ import annotations
@@ -24,11 +28,10 @@ import random
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +41,14 @@ from scipy.stats import t as student
 from benchmarks.common import draw, engine_for, held_out_requests
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from workers.data.records import write_shard
+from workers.data.captions import Caption
 from workers.data.shards import TimingSession
-from workers.data.storage import Storage
-from workers.decoding.engine import Engine
-from workers.decoding.state import Request
-from workers.decoding.statistics import Result
 from workers.loading.models_yaml import load_folder
-from workers.metrics.timings import PriceList, read_session, session_table
-from workers.runtime.device import this_device
-from workers.runtime.timing import time_in_turn
+from workers.metrics.costs import Prices
+from workers.metrics.estimate import Estimate
+from workers.metrics.timings import Device, Load, readings_of
+from workers.runtime.engines import Engines
+from workers.runtime.sessions import run_session
 
 SPACE = Path(__file__).parents[1] / "search_spaces" / "spaces" / "quickstart.yaml"
 LATER = {
@@ -55,121 +56,175 @@ LATER = {
     "tree": {"policy": "static", "name": "small_7"},
     "acceptance": {"schedule": "constant"},
 }
-PAUSE_S, CAPTIONS, COUNTED = 10.0, 3, 48
-# by setting: speed-up, standard error, degrees of freedom
-Speeds = dict[str, tuple[float, float, float]]
+PAUSE_S = 10.0
+CAPTIONS = 3
+COUNTED = 48
+VANILLA = "vanilla"
+COLUMNS = ["setting", "seconds", "prefill", "passes"]
+ONE_THREAD = Device("a processor", 1)
 
-# What c6f8a22 does, with its modules: pairs of vanilla and one setting of each shape, in the order
-# of the trials.
-_BEFORE = """
-import json, sys
-import torch
-from functools import partial
-from search_spaces.trial import DecodingConfig
-from workers.decoding.engine import Engine
-from workers.decoding.state import Request
-from workers.loading.models_yaml import load_folder
-from workers.metrics.costs import VANILLA, batch_costs, mean_passes
-from workers.metrics.estimate import jackknife_error
-from workers.runtime.timing import time_pairs, timed_columns
-torch.set_num_threads(1)
-given = json.load(sys.stdin)
-models, found = load_folder(), {}
-requests = [Request(n, text) for n, text in enumerate(given["captions"])]
-def generate(engine, batch):
-    return list(engine.run(batch))
-def engine(mapping):
-    config = DecodingConfig.from_mapping(mapping)
-    drafter = models.drafters.get(config.drafter.kind)
-    return Engine(models.target, config, drafter, seed=0, batch_size=1)
-vanilla, costs = engine(given["vanilla"]), {}
-for name, mapping in given["settings"].items():
-    shape = DecodingConfig.from_mapping(mapping).shape
-    if shape not in costs:
-        sides = partial(generate, vanilla), partial(generate, engine(mapping))
-        rows = time_pairs(*sides, [[request] for request in requests], 1, torch.device("cpu"))
-        costs[shape] = timed_columns(rows)
-    units = costs[shape]
-    slow = batch_costs(units, VANILLA).seconds(mean_passes(units, VANILLA))[1]
-    ratio = slow / batch_costs(units).seconds(torch.tensor([given["passes"][name]]))[1]
-    found[name] = ratio[0].item(), jackknife_error(ratio[1:]).item(), len(ratio) - 2
-print(json.dumps(found))
-"""
+Sitting = Mapping[str, Any]
 
 
-def settings() -> tuple[DecodingConfig, dict[str, DecodingConfig]]:
-    """Vanilla, and the quick start's other settings by label: those of `enqueue`, and one of its
+def settings() -> dict[str, DecodingConfig]:
+    """The quick start's settings by label, vanilla's first: those of `enqueue`, and one of its
     space.
     """
     sweep = SweepConfig.read(SPACE)
     assert sweep.sampling is not None
-    vanilla = DecodingConfig(sampling=sweep.sampling)
-    found = {entry.label: entry.config for entry in sweep.enqueue if not entry.config.is_vanilla}
-    return vanilla, found | {"static tree": DecodingConfig.from_mapping(LATER, sweep.sampling)}
+    found = {VANILLA: DecodingConfig(sampling=sweep.sampling)}
+    found |= {entry.label: entry.config for entry in sweep.enqueue if not entry.config.is_vanilla}
+    return found | {"static tree": DecodingConfig.from_mapping(LATER, sweep.sampling)}
 
 
-def one_run(passes: Mapping[str, float], seed: int) -> Speeds:
-    """Time all settings in three sessions, and price them at these passes of an image."""
-    vanilla, named = settings()
-    models, storage = load_folder(), Storage(tempfile.mkdtemp())
-    engines = {config: engine_for(models, config, batch=1) for config in (vanilla, *named.values())}
-    shapes = {config.shape: config for config in reversed(named.values())}
-    late = named["static tree"]
-    first = [config for config in reversed(shapes.values()) if config.shape != late.shape]
-    front = [named[name] for name in ("lantern chain", "scd window", "static tree")]
+def time_sitting(seed: int) -> list[dict[str, Any]]:
+    """Time all settings in three sessions: the rows of each, and its load."""
+    named = settings()
+    models = load_folder()
+    engines = Engines(models, seed, lambda: False)
     requests = held_out_requests(models, 3 * CAPTIONS, seed=2 + seed)
-    names = []
-    for number, configs in enumerate((first, [first[0], late], front)):
+    captions = [Caption(request.caption_id, request.caption) for request in requests]
+    shapes = {config.shape: name for name, config in reversed(named.items())}
+    late = "static tree"
+    first = [name for name in reversed(shapes.values()) if name not in (VANILLA, late)]
+    front = ["lantern chain", "scd window", late]
+    sessions = []
+    for number, names in enumerate((first, [first[0], late], front)):
         time.sleep(PAUSE_S if number else 0)
-        chosen = [vanilla, *configs]
-        batches = [[request] for request in requests[number * CAPTIONS : (number + 1) * CAPTIONS]]
-        run = {config.digest(): partial(_generate, engines[config]) for config in chosen}
-        rows = time_in_turn(run, batches, models.target.device, seed=number + 10 * seed)
-        device = this_device(models.target.device)
-        facts = {"timed_on": device.name, "threads": 1, "clock": device.clock}
-        facts |= {"configs": [config.to_mapping() for config in chosen], "started": str(number)}
-        names.append(f"timings/{number}.parquet")
-        write_shard(storage, names[-1], session_table(rows), facts | {"kind": TimingSession.kind})
-    prices = PriceList(read_session(storage, name) for name in names)
-    found = {}
-    for name, config in named.items():
-        estimate = prices.of(config.shape)[0].speedup(config.shape, np.array([passes[name]]), 1)
-        found[name] = estimate.value, estimate.error, float(estimate.noise_dof)
-    return found
-
-
-def _generate(engine: Engine, requests: Sequence[Request]) -> list[Result]:
-    return list(engine.run(requests))
+        start = number * CAPTIONS
+        configs = tuple(named[name] for name in (VANILLA, *names))
+        task = TimingSession(configs, start, start + CAPTIONS, (1,), 1, number=number + 10 * seed)
+        table, facts = run_session(engines, captions, task, str(seed))
+        rows = table.select(COLUMNS).to_pylist()
+        sessions.append({"rows": rows, "load": facts["load"], "started": facts["started"]})
+    return sessions
 
 
 def count_passes() -> dict[str, float]:
     """Passes of an image under each setting, the mean over images."""
-    models, requests = load_folder(), held_out_requests(load_folder(), COUNTED)
+    models = load_folder()
+    requests = held_out_requests(models, COUNTED)
     found = {}
-    for name, config in settings()[1].items():
+    for name, config in settings().items():
         images = draw(engine_for(models, config, batch=COUNTED), requests).statistics
         found[name] = statistics.fmean(image.passes for image in images)
     return found
 
 
-def run_before(checkout: Path, passes: Mapping[str, float], seed: int) -> Speeds:
-    vanilla, named = settings()
-    captions = [
-        request.caption for request in held_out_requests(load_folder(), CAPTIONS, seed=2 + seed)
-    ]
-    given = {"vanilla": vanilla.to_mapping(), "captions": captions, "passes": dict(passes)}
-    given["settings"] = {name: config.to_mapping() for name, config in named.items()}
-    python = checkout.resolve() / ".venv/bin/python"
-    done = subprocess.run(
-        [python, "-c", _BEFORE],
-        input=json.dumps(given),
-        cwd=checkout,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: Speeds = json.loads(done.stdout)
+def is_busy(sitting: Sitting) -> bool:
+    """Whether most of its sessions were timed on a busy machine."""
+    return 2 * sum(map(_is_busy, sitting["sessions"])) > len(sitting["sessions"])
+
+
+def _is_busy(session: Mapping[str, Any]) -> bool:
+    return Load(**session["load"]).is_busy_on(ONE_THREAD)
+
+
+def prices_of(sittings: Sequence[Sitting]) -> Prices:
+    """The costs from all sessions of some sittings."""
+    shapes = {config.digest(): config.shape for config in settings().values()}
+    sessions = []
+    for sitting in sittings:
+        for number, session in enumerate(sitting["sessions"]):
+            timed = dict.fromkeys(row["setting"] for row in session["rows"])
+            # vanilla's first, whatever the order of the first batch
+            names = {digest: shapes[digest] for digest in shapes if digest in timed}
+            readings = readings_of(session["rows"], names, f"{sitting['seed']} {number}")
+            sessions.append(
+                replace(readings, sitting=str(sitting["seed"]), is_busy=_is_busy(session))
+            )
+    return Prices(sessions, settings()[VANILLA].shape)
+
+
+def speeds(sittings: Sequence[Sitting], passes: Mapping[str, float]) -> dict[str, Estimate]:
+    """The speed-up of each setting but vanilla, from all sessions of some sittings."""
+    prices = prices_of(sittings)
+    found = {}
+    for name, config in settings().items():
+        if name != VANILLA:
+            found[name] = prices.speedup(config.shape, np.array([passes[name]]), 1)
     return found
+
+
+def covers(one: Estimate, other: Estimate) -> bool:
+    """Whether Student's 95 % interval of the difference of two speed-ups covers 0."""
+    variance = one.error**2 + other.error**2
+    spread = one.error**4 / one.noise_dof + other.error**4 / other.noise_dof
+    reach = student.ppf(0.975, variance**2 / spread) * math.sqrt(variance)
+    return bool(abs(one.value - other.value) <= reach)
+
+
+def coverage(sets: Sequence[Sequence[Sitting]], passes: Mapping[str, float]) -> tuple[float, int]:
+    """Of all pairs of sets that have no sitting in common and all settings, the share whose
+    interval covers 0, and the number of these pairs of sets.
+    """
+    found = [speeds(sittings, passes) for sittings in sets]
+    seeds = [{sitting["seed"] for sitting in sittings} for sittings in sets]
+    covered = []
+    pairs = 0
+    for a, b in itertools.combinations(range(len(sets)), 2):
+        if seeds[a] & seeds[b]:
+            continue
+        pairs += 1
+        covered += [covers(found[a][name], found[b][name]) for name in found[a]]
+    return statistics.fmean(covered), pairs
+
+
+def show_kind(kind: str, sittings: Sequence[Sitting], passes: Mapping[str, float]) -> None:
+    """What differs between the sittings of a kind, and how often the errors cover it."""
+    loads = [Load(**session["load"]) for sitting in sittings for session in sitting["sessions"]]
+    waits = [load.wall_over_cpu or math.nan for load in loads]
+    shares = [load.per_core or math.nan for load in loads]
+    print(
+        f"\n{kind}: {len(sittings)} sittings; wall over CPU time {min(waits):.2f} to "
+        f"{max(waits):.2f}, load per core {min(shares):.2f} to {max(shares):.2f}"
+    )
+    if len(sittings) < 2:
+        return
+    named = [name for name in settings() if name != VANILLA]
+    shapes = {name: settings()[name].shape for name in named}
+    alone = [prices_of([sitting]) for sitting in sittings]
+    found = [speeds([sitting], passes) for sitting in sittings]
+    logs = np.array([[math.log(each[name].value) for name in named] for each in found])
+    within = [prices.error_in_sittings(shapes[name]) ** 2 for prices in alone for name in named]
+    covariance = np.cov(logs, rowvar=False)
+    total = float(np.trace(covariance)) / len(named)
+    others = len(named) * (len(named) - 1)
+    common = float(covariance.sum() - np.trace(covariance)) / others
+    own = max(0.0, total - float(np.mean(within)))
+    vanilla = settings()[VANILLA].shape
+    passes_of_vanilla = np.array([passes[VANILLA]])
+    seconds = [math.log(prices.latency(vanilla, passes_of_vanilla, 1, 1).value) for prices in alone]
+    state = prices_of(sittings).state
+    print(
+        f"between sittings: ratio {math.sqrt(own):.3f} (spread {math.sqrt(total):.3f}, of which "
+        f"{math.sqrt(float(np.mean(within))):.3f} within), seconds {statistics.stdev(seconds):.3f}"
+    )
+    if own:
+        print(f"share of the ratio's variance that all settings have in common: {common / own:.2f}")
+    print(f"between the sessions of a sitting: {math.sqrt(state):.3f}")
+    for size in (1, 2):
+        sets = list(itertools.combinations(sittings, size))
+        if len(sittings) >= 2 * size:
+            share, pairs = coverage(sets, passes)
+            each = "single sittings" if size == 1 else f"sets of {size} sittings"
+            print(f"95 % intervals of differences of {each} that cover 0: {share:.0%} ({pairs})")
+
+
+def show(sittings: Sequence[Sitting], passes: Mapping[str, float]) -> None:
+    """All speed-ups with their errors by sitting, then what each kind of sittings says."""
+    for sitting in sittings:
+        kind = "busy" if is_busy(sitting) else "quiet"
+        print(f"\nsitting {sitting['seed']}, {kind}, {sitting['sessions'][0]['started']}")
+        print("  ".join(f"{name} {each}" for name, each in speeds([sitting], passes).items()))
+    kinds = {
+        "quiet": [sitting for sitting in sittings if not is_busy(sitting)],
+        "busy": [sitting for sitting in sittings if is_busy(sitting)],
+        "all": sittings,
+    }
+    for kind, chosen in kinds.items():
+        if chosen and (kind != "all" or len(kinds["quiet"]) not in (0, len(sittings))):
+            show_kind(kind, chosen, passes)
 
 
 @contextmanager
@@ -182,95 +237,46 @@ def busy_process() -> Iterator[None]:
         process.wait()
 
 
-def compare(runs: Sequence[Speeds]) -> tuple[float, float, float]:
-    """Of all pairs of runs and settings, the share whose interval of the difference covers 0; the
-    median stated relative error; and the median relative spread over runs.
-    """
-    covered = []
-    for one, other in itertools.combinations(runs, 2):
-        for name in one:
-            (a, a_error, a_dof), (b, b_error, b_dof) = one[name], other[name]
-            variance = a_error**2 + b_error**2
-            dof = variance**2 / (a_error**4 / a_dof + b_error**4 / b_dof) if variance else math.inf
-            covered.append(abs(a - b) <= student.ppf(0.975, dof) * math.sqrt(variance))
-    stated = [error / value for run in runs for value, error, _ in run.values()]
-    spread = [
-        statistics.stdev(v) / statistics.fmean(v)
-        for v in ([run[name][0] for run in runs] for name in runs[0])
-    ]
-    return statistics.fmean(covered), statistics.median(stated), statistics.median(spread)
-
-
-def show(runs: Sequence[Mapping[str, Any]]) -> None:
-    methods = [name for name in ("before", "sessions") if all(name in run for run in runs)]
-    for method in methods:
-        found = [run[method] for run in runs]
-        print(f"\n{method:<16}" + "".join(f"run {number + 1:<13}" for number in range(len(runs))))
-        for name in found[0]:
-            print(
-                f"{name:<16}"
-                + "".join(
-                    f"{v:.3f} ± {error:.3f}    " for v, error, _ in (run[name] for run in found)
-                )
-            )
-        if len(found) > 1:
-            share, stated, spread = compare(found)
-            print(
-                f"intervals of the differences of two runs that cover 0: {share:.0%} (95 % is "
-                "stated)"
-            )
-            print(f"median stated error {stated:.1%}; median spread over runs {spread:.1%}")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=6)
-    parser.add_argument("--minutes", type=float, default=60.0, help="within which the runs begin")
-    parser.add_argument("--before", type=Path, help="checkout of an earlier commit")
+    parser.add_argument("--sittings", type=int, default=12, help="those of FILE included")
+    parser.add_argument("--minutes", type=float, default=120.0, help="within which they begin")
     parser.add_argument(
-        "--json", type=Path, help="the runs; those that the file has are not run again"
+        "--busy", type=int, default=2, help="processes beside every second one; 0: none"
     )
-    # passes and seed as JSON: one run, printed as JSON
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--json", type=Path, help="the sittings; those of FILE are not timed again")
+    # a seed: one sitting, printed as JSON
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.one:
+    if options.one is not None:
         import torch
 
         torch.set_num_threads(1)
-        given = json.loads(options.one)
-        print(json.dumps(one_run(given["passes"], given["seed"])))
+        print(json.dumps(time_sitting(options.one)))
         return
-    runs = json.loads(options.json.read_text()) if options.json and options.json.exists() else []
-    passes, start = count_passes(), time.monotonic()
-    rng = random.Random(0)
-    moments = sorted(rng.uniform(0, 60 * options.minutes) for _ in range(options.runs))
-    for number in range(len(runs), options.runs):
-        time.sleep(max(0.0, start + moments[number] - time.monotonic()))
-        run: dict[str, Any] = {"busy": 2 * (number % 2), "seed": number}
+    stored: dict[str, Any] = {"passes": {}, "sittings": []}
+    if options.json and options.json.exists():
+        stored = json.loads(options.json.read_text())
+    passes = stored["passes"] = stored["passes"] or count_passes()
+    sittings = stored["sittings"]
+    start = time.monotonic()
+    rng = random.Random(len(sittings))
+    left = range(len(sittings), options.sittings)
+    moments = sorted(rng.uniform(0, 60 * options.minutes) for _ in left)
+    for seed, moment in zip(left, moments, strict=True):
+        time.sleep(max(0.0, start + moment - time.monotonic()))
         with ExitStack() as beside:
-            for _ in range(run["busy"]):
+            for _ in range(options.busy * (seed % 2)):
                 beside.enter_context(busy_process())
-            if options.before:
-                run["before"] = run_before(options.before, passes, number)
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.speed_repeats",
-                "--one",
-                json.dumps({"passes": passes, "seed": number}),
-            ]
-            run["sessions"] = json.loads(
-                subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            )
-        runs.append(run)
-        print(
-            f"run {number + 1} of {options.runs}: beside {run['busy']} busy processes", flush=True
-        )
+            command = [sys.executable, "-m", "benchmarks.speed_repeats", "--one", str(seed)]
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        sittings.append({"seed": seed, "sessions": json.loads(done.stdout)})
+        print(f"sitting {seed + 1} of {options.sittings}", flush=True)
         if options.json:
-            options.json.write_text(json.dumps(runs) + "\n")
-    show(runs)
+            options.json.write_text(json.dumps(stored) + "\n")
+    show(sittings, passes)
 
 
 if __name__ == "__main__":

@@ -221,9 +221,8 @@ def make_timings(worker: LoadedSweep, session: TimingSession) -> dict[str, Any]:
         Cancelled, DecodingError: see `Engines.generate`.
     """
 
-    return _make_shard(
-        worker, session, partial(run_session, worker.engines, worker.captions, session)
-    )
+    compute = partial(run_session, worker.engines, worker.captions, session, worker.spec.call)
+    return _make_shard(worker, session, compute)
 
 
 @makes(MeasureTask)

@@ -25,8 +25,9 @@ Z = 1.96
 
 
 def twice(load: Callable[[], Models], batch: int, images: int, repetitions: int) -> Row:
-    """Costs of a step against vanilla's by two sessions of the same captions, the standard errors
-    of these, and the settings whose costs differ by more than the errors explain.
+    """Costs of a step against vanilla's by two sessions of the same captions, the relative standard
+    errors of these, given the machine's state, and the settings whose costs differ by more than the
+    errors explain.
     """
     models = load()
     configs, requests = {name: preset(name) for name in SETTINGS}, held_out_requests(models, images)
@@ -42,17 +43,25 @@ def twice(load: Callable[[], Models], batch: int, images: int, repetitions: int)
         rows, device, _ = time_session(engines, requests, task)
         readings = readings_of(rows, shapes)
         prices = Prices([readings], configs["vanilla"].shape)
-        sessions.append({name: prices.step_cost(config.shape) for name, config in configs.items()})
+        sessions.append(
+            {
+                name: (
+                    prices.step_cost(config.shape).value,
+                    prices.error_in_sittings(config.shape),
+                )
+                for name, config in configs.items()
+            }
+        )
     distances = {}
     for name in configs:
-        one, other = (session[name] for session in sessions)
-        error = math.hypot(one.error / one.value, other.error / other.value)
-        distances[name] = abs(math.log(one.value / other.value)) / error if error else 0.0
+        (one, one_error), (other, other_error) = (session[name] for session in sessions)
+        error = math.hypot(one_error, other_error)
+        distances[name] = abs(math.log(one / other)) / error if error else 0.0
     return {
         "device": str(device),
         "units": readings.units,
-        "costs": {name: [session[name].value for session in sessions] for name in configs},
-        "errors": {name: [session[name].error for session in sessions] for name in configs},
+        "costs": {name: [session[name][0] for session in sessions] for name in configs},
+        "errors": {name: [session[name][1] for session in sessions] for name in configs},
         "differing": [name for name, distance in distances.items() if distance > Z],
         "largest_z": max(distances.values()),
     }

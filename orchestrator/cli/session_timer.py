@@ -6,6 +6,7 @@ import math
 import random
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -53,9 +54,11 @@ class SessionTimer:
     experiment: Experiment
     images: int  # of a setting in a session
     batch: int
-    error: float  # the relative standard error of the costs that suffices
+    # the relative standard error of the costs that suffices, given the machine's state
+    error: float
     seconds: float  # after which no further session ends
     written: list[str] = field(default_factory=list)  # names of the sessions that were stored
+    call: str = field(default_factory=lambda: uuid.uuid4().hex[:12])  # names this call in them
 
     @classmethod
     def load(cls, sweep: Sweep, effort: TimingOptions) -> Self:
@@ -116,7 +119,7 @@ class SessionTimer:
     def run(self, settings: Sequence[DecodingConfig]) -> float:
         """Time vanilla and settings, one of each shape, until all costs are as precise as asked for
         or the time is spent; at least once on the device as it is then. Returns the largest
-        relative error of the costs.
+        relative error of the costs (see `largest_error`).
 
         Raises:
             CommandError: too few captions (2); a batch does not fit, the model does not support a
@@ -152,15 +155,15 @@ class SessionTimer:
 
     def largest_error(self, settings: Sequence[DecodingConfig]) -> float:
         """The largest relative standard error of what settings cost on this device, by all sessions
-        of the sweep.
+        of the sweep, given the machine's state in each sitting: more sessions of this one do not
+        tell what changes on another day.
 
         Infinite if one was not timed there: a GPU may have given up CUDA graphs since its session.
         """
         try:
-            costs = [self._costs(config).step_cost(config.shape) for config in settings]
+            return max(self._costs(config).error_in_sittings(config.shape) for config in settings)
         except MetricUnavailable:
             return math.inf
-        return max(cost.error / cost.value for cost in costs)
 
     def _costs(self, config: DecodingConfig) -> Prices:
         return read_prices(self.sweep.storage).of(config.shape, self.batch, self.device)[0]
@@ -205,7 +208,7 @@ class SessionTimer:
             ends_with(FAILED, ValueError, OSError, DecodingError),
         ):
             with _progress(f"session {len(self.written) + 1}", batches, left) as advance:
-                table, facts = run_session(self.engines, self.captions, session, advance)
+                table, facts = run_session(self.engines, self.captions, session, self.call, advance)
             common = shard_metadata(
                 session, self.experiment, self.captions, self.engines.models.target.device
             )

@@ -152,7 +152,7 @@ def _show_speeds(
     from orchestrator.cli.devices import side_by_side
     from orchestrator.front.front import front_of
     from orchestrator.front.questions import objectives_of
-    from orchestrator.shown.status import session_problems
+    from orchestrator.shown.status import load_notes, session_problems
     from orchestrator.store import files
     from orchestrator.store.prices import is_priced
 
@@ -174,7 +174,8 @@ def _show_speeds(
         "error": error,
         **table,
     }
-    facts["notes"] = session_problems(own)
+    busy = load_notes(priced[0])
+    facts["notes"] = session_problems(own) + busy
     storage = sweep.storage
     title = f"speeds on {machine}, {counted(len(timer.written), 'new session')}"
     if len(fronts) > 1:
@@ -188,4 +189,5 @@ def _show_speeds(
             lines.append(f"the report page: {files.command(storage, 'report')}")
         if storage.exists(files.MLFLOW_PLACE):
             lines.append(f"update MLflow:   {files.command(storage, 'sync')}")
+    lines += [f"note: {text}" for text in busy]
     show(facts, lines, as_json=as_json)

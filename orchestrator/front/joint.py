@@ -2,9 +2,9 @@
 in a sample.
 
 Trials of a sweep generate images for the same captions with the same random numbers, trials of one
-shape share the costs of a step, and all that were timed in a session share what vanilla cost there.
-So the errors of their metrics are correlated, and the error of a difference is not the root of the
-sum of squares. A value is modelled as
+shape share the costs of a step, and all that were timed in a session, or in a sitting, share what
+vanilla cost there. So the errors of their metrics are correlated, and the error of a difference is
+not the root of the sum of squares. A value is modelled as
 
     value + sum_g z_g sqrt((G - 1) / G) (v_g - mean v) + sum_s z_s noise_s
 

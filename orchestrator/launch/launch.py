@@ -5,6 +5,7 @@ driver.
 from __future__ import annotations
 
 import os
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -54,10 +55,11 @@ def launch(request: LaunchRequest, views: Views, emit: events.EventSink, *, core
     """
     lost_at: list[int] = []  # the number of shards whenever a cluster was lost
     note = None
+    call = uuid.uuid4().hex[:12]
     while True:
         emit(events.Launch(note=note))
         try:
-            return _launch(request, views, emit, cores)
+            return _launch(request, views, emit, cores, call)
         except ClusterLost as error:
             lost_at.append(len(request.storage.names(files.SHARDS)))
             if lost_at.count(lost_at[-1]) >= _MAX_LOST_CLUSTERS:
@@ -65,9 +67,13 @@ def launch(request: LaunchRequest, views: Views, emit: events.EventSink, *, core
             note = f"{error}; starting another"
 
 
-def _launch(request: LaunchRequest, views: Views, emit: events.EventSink, cores: int) -> Outcome:
-    """Run a sweep on one cluster. Raises ClusterLost, and the errors of `launch`."""
-    with _workers(request, emit, cores) as pool:
+def _launch(
+    request: LaunchRequest, views: Views, emit: events.EventSink, cores: int, call: str
+) -> Outcome:
+    """Run a sweep on one cluster. call: names the launch in its timing sessions. Raises
+    ClusterLost, and the errors of `launch`.
+    """
+    with _workers(request, emit, cores, call) as pool:
         emit(events.Phase("loading the models"))
         records = _read_records(request.storage, emit)  # while the workers load their models
         started = start(request, pool.first_facts(), emit)
@@ -79,7 +85,9 @@ def _launch(request: LaunchRequest, views: Views, emit: events.EventSink, cores:
 
 
 @contextmanager
-def _workers(request: LaunchRequest, emit: events.EventSink, cores: int) -> Iterator[Pool]:
+def _workers(
+    request: LaunchRequest, emit: events.EventSink, cores: int, call: str
+) -> Iterator[Pool]:
     """The sweep's workers, on the cluster of --address or a new one on this machine."""
     options = request.options
     earlier = request.earlier or Earlier()
@@ -96,6 +104,7 @@ def _workers(request: LaunchRequest, emit: events.EventSink, cores: int) -> Iter
             check_demand(options.slots, alive_nodes())
         share = slots.gpus or 1.0
         spec = worker_spec(request.sweep, request.storage) | {
+            "call": call,
             "gpu_share": share,
             "sweep": request.sweep.to_mapping() if share < 1 else None,
             "earlier": earlier.worker_arguments(),

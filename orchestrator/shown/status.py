@@ -34,8 +34,8 @@ _MAX_LISTED = 10  # trials in a note
 
 
 def timing_notes(sweep: Sweep) -> list[str]:
-    """Sentences on a sweep's speeds that errors cannot say: sessions that cannot be used, and what
-    was not timed.
+    """Sentences on a sweep's speeds that errors cannot say: sessions that cannot be used, what was
+    not timed, and what was timed on a busy machine.
     """
     notes = session_problems(sweep)
     if (machine := sweep.machine) is None:
@@ -59,10 +59,37 @@ def timing_notes(sweep: Sweep) -> list[str]:
                 f"trials {trials} were not timed on {machine}, so they have no speed there; "
                 f"`{again}` adds them"
             )
-    if sweep.prices.sessions_on(machine.device, machine.batch) == 1:
+    if len(sweep.prices.sessions_on(machine.device, machine.batch)) == 1:
         again = files.command(sweep.storage, "time", *place)
         notes.append(f"all speeds on {machine} are of one timing session; `{again}` adds others")
-    return notes
+    return notes + load_notes(sweep)
+
+
+def load_notes(sweep: Sweep) -> list[str]:
+    """A sentence on the timing sessions that other processes disturbed, if there are any among
+    those of the sweep's speeds.
+    """
+    if (machine := sweep.machine) is None:
+        return []
+    sessions = sweep.prices.sessions_on(machine.device, machine.batch)
+    busy = [session for session in sessions if session.is_busy]
+    if not busy:
+        return []
+    which = "all speeds"
+    if len(busy) < len(sessions):
+        which = f"speeds ({len(busy)} of {len(sessions)} timing sessions)"
+    measured = {
+        "wall over CPU time": [session.load.wall_over_cpu or 0.0 for session in busy],
+        "load per core": [session.load.per_core or 0.0 for session in busy],
+    }
+    found = [f"{name} {max(values):.2f}" for name, values in measured.items() if any(values)]
+    again = files.command(
+        sweep.storage, "time", *_threads(machine.device), "--batch", str(machine.batch)
+    )
+    return [
+        f"{which} on {machine} were timed on a busy machine ({', '.join(found)} at most), so they "
+        f"may differ more on another day; on a quiet machine, `{again}` adds others"
+    ]
 
 
 def session_problems(sweep: Sweep) -> list[str]:
@@ -95,7 +122,9 @@ def sweep_notes(sweep: Sweep, *, is_running: bool = False) -> list[str]:
     """Sentences on why the sweep ended, false claims, its speeds and drafters (see `plateau_notes`,
     `timing_notes` and `drafter_warnings`). A running one will time more by itself.
     """
-    speeds = session_problems(sweep) if is_running else timing_notes(sweep)
+    speeds = timing_notes(sweep)
+    if is_running:
+        speeds = session_problems(sweep) + load_notes(sweep)
     drafters = drafter_warnings(sweep.records, sweep.identity)
     return [*plateau_notes(sweep), *_false_claims(sweep), *speeds, *drafters]
 

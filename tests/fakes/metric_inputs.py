@@ -21,7 +21,14 @@ from workers.metrics.estimate import Estimate
 from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.networks import SCORERS, ScoreContext, Scorer
 from workers.metrics.registry import compute_metrics
-from workers.metrics.timings import LATER, Device, PriceList, TimedSession, session_table
+from workers.metrics.timings import (
+    LATER,
+    Device,
+    Load,
+    PriceList,
+    TimedSession,
+    session_table,
+)
 
 DIM = 6
 
@@ -66,7 +73,7 @@ CHAIN = DecodingConfig.from_mapping(
 def timed_session(
     costs: Mapping[DecodingConfig, Sequence[float]] | None = None, *, batch: int = 1, prefill: float = 0.2,
     device: str = "a processor", threads: int = 1, name: str = "timings/one.parquet", is_later: bool = False,
-    started: str = "2026-01-01T00:00:00+00:00",
+    started: str = "2026-01-01T00:00:00+00:00", call: str = "", host: str = "", load: Load | None = None,
 ) -> TimedSession:  # fmt: skip
     """A session of 143 passes of vanilla and 50 of the others. costs: of a pass of each on each
     unit, vanilla's first; by default 3 and 6 hundredths of a second with noise.
@@ -84,7 +91,14 @@ def timed_session(
         name, shapes, settings, prefills, per_pass, passes, prefills + passes * per_pass
     )
     return TimedSession(
-        Device(device, threads), started, next(iter(costs)), {batch: session}, is_later
+        Device(device, threads),
+        started,
+        next(iter(costs)),
+        {batch: session},
+        is_later,
+        call,
+        host,
+        load or Load(),
     )
 
 
@@ -119,6 +133,9 @@ def write_session(
         "threads": session.device.threads,
         "clock": session.device.clock,
         "worker": LATER if session.is_later else "worker-0",
+        "call": session.call,
+        "host": session.host,
+        "load": session.load._asdict(),
     }
     write_shard(storage, readings.name, session_table(rows), facts)
 

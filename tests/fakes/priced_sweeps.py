@@ -11,6 +11,7 @@ from tests.fakes.metric_inputs import write_session
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import Estimate
+from workers.metrics.timings import Load
 
 TRIALS, TOLD = 5, 2.5
 # a pass of a setting, relative to vanilla's
@@ -38,10 +39,10 @@ def write_untimed_sweep(folder: Path, name: str = "synthetic") -> Storage:
 
 def time_on(
     storage: Storage, device: str, trials: Iterable[int], *, day: int = 1, batch: int = 1, is_later: bool = False,
-    slower: Mapping[int, float] | None = None,
+    slower: Mapping[int, float] | None = None, load: Load | None = None,
 ) -> str:  # fmt: skip
     """A session of vanilla and these trials on a device, on a day; returns its name. slower: a pass
-    of each trial, relative to vanilla's; by default that of the device.
+    of each trial, relative to vanilla's; by default that of the device. load: of the machine.
     """
     configs, wobble = (
         {record.number: record.config for record in read_trials(storage)},
@@ -58,6 +59,7 @@ def time_on(
     name = f"timings/{device}-{day}-{batch}.parquet"
     started = f"2026-01-{day:02d}T00:00:00+00:00"
     write_session(
-        storage, costs, device=device, name=name, batch=batch, is_later=is_later, started=started
-    )
+        storage, costs, device=device, name=name, batch=batch, is_later=is_later, started=started,
+        call=str(day), load=load,
+    )  # fmt: skip
     return name

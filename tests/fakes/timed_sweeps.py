@@ -50,6 +50,6 @@ def time_again(sweep: Sweep, sizes: Sequence[int]) -> None:
     configs = tuple(
         {record.config.shape: record.config for record in sweep.records if record.config}.values()
     )
-    number = sweep.prices.sessions
+    number = len(sweep.prices.sessions)
     session = TimingSession(configs, 0, 2 * max(sizes), tuple(sizes), 1, number=number)
     write_session(sweep.storage, f"timings/timing-{number:020d}.parquet", session)

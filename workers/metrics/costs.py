@@ -3,19 +3,30 @@ passes times the cost of a pass.
 
 The counts of passes are known exactly from every image that was generated; only the costs need a
 clock. In a session vanilla and other settings are timed in turn on the same batches of captions.
-With the seconds at P passes of setting s in session j on unit u (a batch in one repetition),
-relative to a scale that does not matter,
+Sessions of one call on one machine share its state (its memory layout, its neighbours, its
+frequency): they are a sitting (see `workers.metrics.timings`). With the seconds at P passes of
+setting s in sitting k, session j and unit u (a batch in one repetition), relative to a scale that
+does not matter,
 
-    log seconds[s, j, u] = cost[s] + state[s, j] + moment[j, u] + noise[s, j, u]
+    log seconds[s, k, j, u] = cost[s] + day[s, k] + state[s, j] + moment[j, u] + noise[s, j, u]
 
-`state`, the machine's own from session to session, has the standard deviation tau, `noise` the
-sigma of its session. A cost relative to vanilla's is the mean of log seconds[s, j] - log
-seconds[vanilla, j] over the sessions that timed s, weighted by the inverse of tau^2 + 2 sigma^2 /
-units (a random-effects meta-analysis: DerSimonian and Laird 1986). Sigma is that of the residuals
-of units and settings, shrunk to that of all sessions (Smyth 2004, but with a fixed weight): from
-its own few readings alone, a session that seems quiet by chance would weigh too much, and the more
-of them there are, the smaller the smallest. Tau is the moment estimate over all settings that
-several sessions timed, shrunk to `ASSUMED_STATE`.
+`day` less vanilla's, the machine's own from sitting to sitting, has the standard deviation omega,
+`state` the tau of sessions in a sitting, `noise` the sigma of its session. A cost relative to
+vanilla's is the mean of log seconds[s, j] - log seconds[vanilla, j]: over the sessions of a sitting
+weighted by the inverse of tau^2 + 2 sigma^2 / units, and over sittings by the inverse of omega^2 +
+the variance of that mean (a random-effects meta-analysis at both levels: DerSimonian and Laird
+1986). So a sitting of many sessions counts little more than one of few.
+
+- Sigma is that of the residuals of units and settings, shrunk to that of all sessions (Smyth 2004,
+  but with a fixed weight): from its own few readings alone, a session that seems quiet by chance
+  would weigh too much, and the more of them there are, the smaller the smallest.
+- Tau is the moment estimate over all settings that several sessions of a sitting timed, shrunk to
+  `ASSUMED_STATE`.
+- Omega is `QUIET` or `BUSY`, by the load of the machine, times a factor: the moment estimate over
+  all settings that several sittings timed, shrunk to 1. A single sitting does not tell it.
+
+`day` less vanilla's has a part that all settings of a sitting share, because vanilla's is among
+it, and one that only the settings of a shape do: `COMMON_SHARE` of the variance is the former.
 
 This module needs numpy alone: the results of a sweep are priced without torch.
 """
@@ -24,9 +35,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +46,23 @@ from numpy.typing import NDArray
 from workers.metrics.estimate import Estimate, MetricUnavailable, Noise
 
 Floats = NDArray[np.float64]
-ASSUMED_STATE = 0.015  # tau before a setting was timed in two sessions
-_ASSUMED_DOF = 2  # degrees of freedom with which the assumed tau counts
+
+
+class _Spread(NamedTuple):
+    """Standard deviations from sitting to sitting on one machine, or their squares."""
+
+    ratio: float  # of the log of a setting's seconds over vanilla's
+    seconds: float  # of the log of vanilla's seconds
+
+
+# What is assumed of sittings before the sessions of a sweep tell more. Quiet and busy machines are
+# told apart by `workers.metrics.timings.Load`. `python -m benchmarks.speed_repeats` prints all of
+# these for both; so far it ran on a busy machine only (see docs/metrics.md).
+QUIET = _Spread(ratio=0.03, seconds=0.05)
+BUSY = _Spread(ratio=0.065, seconds=0.17)
+COMMON_SHARE = 0.5  # of omega^2, what all settings of a sitting share; by the same command
+ASSUMED_STATE = 0.015  # tau before a setting was timed in two sessions of a sitting
+_ASSUMED_DOF = 2  # degrees of freedom with which each of these assumptions counts
 _POOLED_DOF = 2  # degrees of freedom with which the noise of all sessions counts in each session's
 _TINY = 1e-18  # variance of a clock without noise
 
@@ -51,6 +78,8 @@ class Session:
     per_pass: Floats  # [S, U] seconds of a pass after the prefill
     passes: Floats  # [S, U] number of these passes
     seconds: Floats  # [S, U] seconds of all
+    sitting: str = ""  # sessions with the same name share the state of a machine
+    is_busy: bool = False  # whether other processes disturbed it
 
     def __post_init__(self) -> None:
         """Raises MetricUnavailable for a single unit, whose noise is not known."""
@@ -113,6 +142,8 @@ class Prices:
                 self._of_shape[shape].append(session)
         self._noise = _shrink_noises(self.sessions)
         self.state, self.state_dof = self._measure_state()
+        # omega^2 over that of `QUIET` or `BUSY`
+        self.sitting_factor, self.sitting_dof = self._measure_sittings()
 
     def __contains__(self, shape: object) -> bool:
         return shape in self._of_shape
@@ -154,6 +185,18 @@ class Prices:
             noises = [*noises, *own]
         return self._estimate(np.exp(level + logs) / batch, noises, n, sign=1.0)
 
+    def error_in_sittings(self, shape: Hashable) -> float:
+        """The relative standard error of what a pass of a shape costs against vanilla's, given the
+        state of the machine in each sitting: what further sessions of these sittings can make
+        smaller.
+        """
+        if shape == self.vanilla:
+            return 0.0
+        _, noises = self._against_vanilla(shape, np.array([np.inf]))
+        group = self._own("sitting")
+        given = [noise for noise in noises if noise.group != group]
+        return self._estimate(np.ones(1), given, 1, sign=1.0).noise
+
     def step_cost(self, shape: Hashable) -> Estimate:
         """Seconds of a pass, with all that belongs to it, over those of a pass of vanilla; `n`
         counts timed units.
@@ -179,31 +222,59 @@ class Prices:
 
     def _against_vanilla(self, shape: Hashable, passes: Floats) -> tuple[Floats, list[Noise]]:
         """[K] log seconds of a shape's batches minus vanilla's, and the difference's noises."""
-        sessions = self.sessions_of(shape)
+        sittings = _by_sitting(self.sessions_of(shape))
+        found = [self._sitting_difference(sessions, shape, passes) for sessions in sittings]
+        spreads = self.sitting_factor * np.array([_variance(each).ratio for each in sittings])
+        shares = 1 / (spreads + np.array([variance for _, _, variance in found]) + _TINY)
+        shares /= shares.sum()
+        total = np.zeros(len(passes))
+        noises = []
+        for sessions, share, spread, (logs, weights, _) in zip(
+            sittings, shares, spreads, found, strict=True
+        ):
+            total += share * logs
+            day = share * math.sqrt(spread)
+            group = self._own("sitting")
+            name = sessions[0].sitting
+            common, own = math.sqrt(COMMON_SHARE), math.sqrt(1 - COMMON_SHARE)
+            noises += [
+                Noise(group, name, day * common, self.sitting_dof),
+                Noise(group, (name, shape), day * own, self.sitting_dof),
+            ]
+            for weight, session in zip(share * weights, sessions, strict=True):
+                noises += self._session_noises(session, shape, float(weight))
+        return total, noises
+
+    def _sitting_difference(
+        self, sessions: Sequence[Session], shape: Hashable, passes: Floats
+    ) -> tuple[Floats, Floats, float]:
+        """[K] log seconds of a shape's batches minus vanilla's in the sessions of a sitting, the
+        weights of these sessions, and the variance of the difference given the machine's state.
+        """
         logs = np.stack([self._difference(session, shape, passes) for session in sessions])
-        variances = [
+        noises = [
             self._noise_of_difference(session, shape, self._noise[session][0])
             for session in sessions
         ]
-        weights = 1 / (self.state + np.array(variances) + _TINY)
-        weights /= weights.sum()
-        noises = []
-        for weight, session in zip(weights, sessions, strict=True):
-            variance, dof = self._noise[session]
-            spread = weight * math.sqrt(variance / session.units)
-            own = spread / math.sqrt(len(session.rows(shape)))
-            group = f"noise {session.name}"
-            noises += [
-                Noise(
-                    self._own("state"),
-                    (session.name, shape),
-                    weight * math.sqrt(self.state),
-                    self.state_dof,
-                ),
-                Noise(group, shape, own, dof),
-                Noise(group, self.vanilla, -spread, dof),
-            ]
-        return weights @ logs, noises
+        weights = 1 / (self.state + np.array(noises) + _TINY)
+        total = float(weights.sum())
+        weights /= total
+        return weights @ logs, weights, 1 / total
+
+    def _session_noises(self, session: Session, shape: Hashable, weight: float) -> list[Noise]:
+        """What a session of this weight adds to the error of a shape against vanilla, given the
+        machine's state in the sitting.
+        """
+        variance, dof = self._noise[session]
+        spread = weight * math.sqrt(variance / session.units)
+        own = spread / math.sqrt(len(session.rows(shape)))
+        group = f"noise {session.name}"
+        state = weight * math.sqrt(self.state)
+        return [
+            Noise(self._own("state"), (session.name, shape), state, self.state_dof),
+            Noise(group, shape, own, dof),
+            Noise(group, self.vanilla, -spread, dof),
+        ]
 
     def _own(self, source: str) -> str:
         """The name of a source of noise that prices on another device, or at another batch size, do
@@ -226,15 +297,14 @@ class Prices:
         return noise * (1 / len(session.rows(shape)) + 1) / session.units
 
     def _measure_state(self) -> tuple[float, int]:
-        """Variance of a log cost ratio from session to session, and its degrees of freedom: each
-        group of sessions that repeated settings link adds one less than the number of its sessions.
+        """Variance of a log cost ratio from session to session of a sitting, and its degrees of
+        freedom: each group of sessions that repeated settings link adds one less than the number
+        of its sessions.
         """
         squares = _ASSUMED_DOF * ASSUMED_STATE**2
         count = float(_ASSUMED_DOF)
         linked = list[set[str]]()
-        for shape, sessions in self._of_shape.items():
-            if shape == self.vanilla or len(sessions) < 2:
-                continue
+        for shape, sessions in self._repeated():
             passes = np.array([np.mean([session.timed_passes(shape) for session in sessions])])
             logs = np.array([self._difference(session, shape, passes)[0] for session in sessions])
             noise = np.mean(
@@ -242,32 +312,111 @@ class Prices:
             )
             squares += float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * float(noise)
             count += len(logs) - 1
-            names = {session.name for session in sessions}
-            names = names.union(*(group for group in linked if group & names))
-            linked = [group for group in linked if not group & names] + [names]
+            linked = _link(linked, {session.name for session in sessions})
         return max(0.0, squares / count), _ASSUMED_DOF + sum(len(group) - 1 for group in linked)
+
+    def _repeated(self) -> Iterator[tuple[Hashable, list[Session]]]:
+        """Each shape but vanilla's with the sessions of a sitting that timed it, if there are
+        several.
+        """
+        for shape, sessions in self._of_shape.items():
+            for sitting in _by_sitting(sessions):
+                if shape != self.vanilla and len(sitting) > 1:
+                    yield shape, sitting
+
+    def _measure_sittings(self) -> tuple[float, int]:
+        """Variance of a log cost ratio from sitting to sitting over the assumed one, and its
+        degrees of freedom, which are counted as those of `_measure_state`.
+        """
+        squares = count = float(_ASSUMED_DOF)
+        repeated = list[set[str]]()
+        for shape, sessions in self._of_shape.items():
+            sittings = _by_sitting(sessions)
+            if shape == self.vanilla or len(sittings) < 2:
+                continue
+            passes = np.array([np.mean([session.timed_passes(shape) for session in sessions])])
+            found = [self._sitting_difference(each, shape, passes) for each in sittings]
+            logs = np.array([values[0] for values, _, _ in found])
+            explained = float(np.mean([variance for _, _, variance in found]))
+            assumed = float(np.mean([_variance(each).ratio for each in sittings]))
+            rest = float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * explained
+            squares += rest / assumed
+            count += len(logs) - 1
+            repeated = _link(repeated, {each[0].sitting for each in sittings})
+        return max(0.0, squares / count), _ASSUMED_DOF + sum(len(group) - 1 for group in repeated)
 
     @cached_property
     def _level(self) -> tuple[float, list[Noise]]:
-        """Vanilla's mean log seconds of a batch, and the noises of that mean: vanilla's own in each
-        session, and what else makes sessions differ (with a single session, its units).
+        """Vanilla's mean log seconds of a batch, the mean over sittings, and the noises of that
+        mean: vanilla's own in each session, what else makes the sessions of a sitting differ (their
+        units, if no sitting has several), and what makes sittings differ.
         """
-        sessions = self.sessions_of(self.vanilla)
-        readings = []
+        sittings = _by_sitting(self.sessions_of(self.vanilla))
+        has_several = any(len(sessions) > 1 for sessions in sittings)
+        readings = []  # of each sitting
         noises = []
-        for session in sessions:
-            passes = np.array([session.timed_passes(self.vanilla)])
-            readings.append(session.log_seconds(self.vanilla, passes)[0])
-            variance, dof = self._noise[session]
-            effect = math.sqrt(variance / session.units) / len(sessions)
-            noises.append(Noise(f"noise {session.name}", self.vanilla, effect, dof))
-        logs = readings[0]
-        if len(readings) > 1:
-            logs = np.array([units.mean() for units in readings])
+        for sessions in sittings:
+            logs = []
+            for session in sessions:
+                passes = np.array([session.timed_passes(self.vanilla)])
+                logs.append(session.log_seconds(self.vanilla, passes)[0])
+                variance, dof = self._noise[session]
+                effect = math.sqrt(variance / session.units) / len(sessions) / len(sittings)
+                noises.append(Noise(f"noise {session.name}", self.vanilla, effect, dof))
+            readings.append(np.array([units.mean() for units in logs]) if has_several else logs[0])
         explained = math.fsum(noise.effect**2 for noise in noises)
-        variance = float(logs.var(ddof=1)) / len(logs) - explained
-        rest = Noise(self._own("level"), "vanilla", math.sqrt(max(0.0, variance)), len(logs) - 1)
-        return float(logs.mean()), [*noises, rest]
+        dof = sum(len(part) - 1 for part in readings)
+        pooled = math.fsum(float(np.square(part - part.mean()).sum()) for part in readings) / dof
+        within = pooled * math.fsum(1 / len(part) for part in readings) / len(readings) ** 2
+        rest = math.sqrt(max(0.0, within - explained))
+        means = np.array([part.mean() for part in readings])
+        days, days_dof = self._level_of_sittings(sittings, means, max(within, explained))
+        noises.append(Noise(self._own("level"), "vanilla", rest, dof))
+        noises.append(Noise(self._own("level of sittings"), "vanilla", days, days_dof))
+        return float(means.mean()), noises
+
+    @staticmethod
+    def _level_of_sittings(
+        sittings: Sequence[Sequence[Session]], means: Floats, within: float
+    ) -> tuple[float, int]:
+        """The standard error of vanilla's log seconds from what makes sittings differ, and its
+        degrees of freedom.
+
+        Args:
+            sittings: the sessions of each.
+            means: vanilla's mean log seconds in each sitting.
+            within: the variance of the mean of these means, given the machine's states.
+        """
+        count = len(means)
+        assumed = [_variance(sessions).seconds for sessions in sittings]
+        rest = float(np.square(means - means.mean()).sum()) - (count - 1) * count * within
+        factor = (_ASSUMED_DOF + rest / float(np.mean(assumed))) / (_ASSUMED_DOF + count - 1)
+        return math.sqrt(max(0.0, factor) * math.fsum(assumed)) / count, _ASSUMED_DOF + count - 1
+
+
+def _by_sitting(sessions: Iterable[Session]) -> list[list[Session]]:
+    """Sessions by their sittings, in the order of the first ones."""
+    found: dict[str, list[Session]] = {}
+    for session in sessions:
+        found.setdefault(session.sitting, []).append(session)
+    return list(found.values())
+
+
+def _variance(sessions: Sequence[Session]) -> _Spread:
+    """The assumed variances from sitting to sitting, for the sessions of one: the mean over those
+    on a quiet and on a busy machine.
+    """
+    busy = sum(session.is_busy for session in sessions) / len(sessions)
+    ratio, seconds = (
+        busy * wild**2 + (1 - busy) * calm**2 for wild, calm in zip(BUSY, QUIET, strict=True)
+    )
+    return _Spread(ratio, seconds)
+
+
+def _link(groups: Sequence[set[str]], names: set[str]) -> list[set[str]]:
+    """The groups with these names as one more, joined with those that have a name of it."""
+    joined = names.union(*(group for group in groups if group & names))
+    return [group for group in groups if not group & names] + [joined]
 
 
 def _shrink_noises(sessions: Sequence[Session]) -> dict[Session, tuple[float, int]]:

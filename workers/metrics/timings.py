@@ -1,6 +1,10 @@
 """Timing sessions as Parquet files: a row per setting, batch of captions and repetition.
 
-The metadata (see `workers.data.records`) has the configs, vanilla's first, and what timed them.
+The metadata (see `workers.data.records`) has the configs, vanilla's first, what timed them, and how
+busy it was. Sessions of one call (a launch, or `specfrontier time`) on one machine are a sitting:
+they share the state of the machine. Calls that follow each other within `SAME_SITTING_S` share it
+too.
+
 Importing this module is cheap: pyarrow is imported when a file is read or written.
 """
 
@@ -8,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -26,6 +31,12 @@ CPU_CLOCK: Final = "cpu time"  # CPU time of the thread that computes
 WALL_CLOCK: Final = "wall clock"
 EAGER: Final = ", without CUDA graphs"  # the end of a GPU's name
 LATER: Final = "time"  # name of the worker in sessions that were timed after the sweep
+SAME_SITTING_S: Final = 3600.0  # from the start of a session to that of the next one
+# A machine is busy where processes wait for its cores. With a core for each both numbers are about
+# 1, with two processes for each core 2; those of quiet and of busy sittings are printed by `python
+# -m benchmarks.speed_repeats`.
+BUSY_WALL_OVER_CPU: Final = 1.2
+BUSY_LOAD_PER_CORE: Final = 1.25
 _COLUMNS: Final = (
     "setting",
     "caption_ids",
@@ -62,6 +73,30 @@ class Device(NamedTuple):
         return self.name
 
 
+class Load(NamedTuple):
+    """How busy a machine was during a session; None where it is not known."""
+
+    # Seconds by the wall clock over those for which the thread that decodes computed. It waits for
+    # its cores, but also for a GPU, or for other threads of its own.
+    wall_over_cpu: float | None = None
+    average: float | None = None  # processes that wanted a core in the last minute of the session
+    cores: int | None = None
+
+    @property
+    def per_core(self) -> float | None:
+        if self.average is None or not self.cores:
+            return None
+        return self.average / self.cores
+
+    def is_busy_on(self, device: Device) -> bool:
+        """Whether other processes disturbed a session on a device: by the waiting of a single
+        thread, else by the load.
+        """
+        if device.threads == 1 and self.wall_over_cpu is not None:
+            return self.wall_over_cpu > BUSY_WALL_OVER_CPU
+        return self.per_core is not None and self.per_core > BUSY_LOAD_PER_CORE
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedSession:
     """The contents of a session's file."""
@@ -71,6 +106,13 @@ class TimedSession:
     vanilla: DecodingConfig
     readings: Mapping[int, Session]  # by batch size
     is_later: bool = False  # timed after the sweep, by `specfrontier time`
+    call: str = ""  # the launch, or the call of `specfrontier time`
+    host: str = ""  # the machine's name
+    load: Load = field(default_factory=Load)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.load.is_busy_on(self.device)
 
     @property
     def shapes(self) -> set[Hashable]:
@@ -153,10 +195,31 @@ def read_session(storage: Storage, name: str) -> TimedSession:
         part = {key: column[rows] for key, column in columns.items()}
         readings[batch] = _readings(f"{name} at batch {batch}", shapes, part)
     threads = metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0
-    device = Device(metadata["timed_on"], threads)
-    vanilla = next(iter(configs.values()))
     is_later = metadata.get("worker") == LATER
-    return TimedSession(device, metadata["started"], vanilla, readings, is_later)
+    return TimedSession(
+        device=Device(metadata["timed_on"], threads),
+        started=_moment(storage, name, metadata["started"]),
+        vanilla=next(iter(configs.values())),
+        readings=readings,
+        is_later=is_later,
+        call=metadata.get("call", LATER if is_later else ""),
+        host=metadata.get("host", ""),
+        load=Load(*map(metadata.get("load", {}).get, Load._fields)),
+    )
+
+
+def _moment(storage: Storage, name: str, started: object) -> str:
+    """A session's start. Raises ShardError if it is no moment in ISO 8601."""
+    from workers.data.records import ShardError
+
+    try:
+        moment = datetime.fromisoformat(str(started))
+    except ValueError as error:
+        problem = f"{storage.locate(name)}: not a timing session, started: {error}"
+        raise ShardError({name: problem}) from error
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return moment.astimezone(UTC).isoformat()
 
 
 def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, Any]) -> Session:
@@ -178,6 +241,24 @@ def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, A
     )
 
 
+def _sittings(sessions: Sequence[TimedSession]) -> list[str]:
+    """The name of each session's sitting. The sessions are in the order of their starts."""
+    of_call: dict[tuple[str, str], str] = {}  # by machine and call
+    latest: dict[str, tuple[datetime, str]] = {}  # start and sitting of each machine's last session
+    names = []
+    for number, session in enumerate(sessions):
+        start = datetime.fromisoformat(session.started)
+        name = f"sitting {number}"
+        if session.host in latest:
+            before, last = latest[session.host]
+            if (start - before).total_seconds() <= SAME_SITTING_S:
+                name = last
+        name = of_call.setdefault((session.host, session.call), name)
+        latest[session.host] = (start, name)
+        names.append(name)
+    return names
+
+
 class PriceList:
     """The costs of settings by device and batch size, from timing sessions.
 
@@ -187,16 +268,17 @@ class PriceList:
     def __init__(self, sessions: Iterable[TimedSession] = (), problems: Sequence[str] = ()) -> None:
         ordered = sorted(sessions, key=lambda session: session.started)
         self.problems = tuple(problems)  # why other sessions cannot be used
-        self.sessions = len(ordered)  # the number of sessions
+        self.sessions = tuple(ordered)
         found: dict[Device, dict[int, list[Session]]] = {}
         vanilla: dict[Device, DecodingConfig] = {}
         shapes: dict[Device, set[Hashable]] = {}  # timed during the sweep
-        for session in ordered:
+        for session, sitting in zip(ordered, _sittings(ordered), strict=True):
             vanilla.setdefault(session.device, session.vanilla)
             if not session.is_later:
                 shapes.setdefault(session.device, set()).update(session.shapes)
             for batch, readings in session.readings.items():
-                found.setdefault(session.device, {}).setdefault(batch, []).append(readings)
+                parts = found.setdefault(session.device, {}).setdefault(batch, [])
+                parts.append(replace(readings, sitting=sitting, is_busy=session.is_busy))
         # The device that timed the most shapes during the sweep, the first one of several; None
         # without such sessions.
         self.own = max(shapes, key=lambda device: len(shapes[device]), default=None)
@@ -221,12 +303,13 @@ class PriceList:
         """The batch sizes at which settings were timed on a device."""
         return tuple(self._prices[device])
 
-    def sessions_on(self, device: Device, batch: int) -> int:
-        """The number of sessions on a device at a batch size."""
-        prices = self._prices.get(device, {}).get(batch)
-        if prices is None:
-            return 0
-        return len(prices.sessions)
+    def sessions_on(self, device: Device, batch: int) -> tuple[TimedSession, ...]:
+        """The sessions on a device at a batch size."""
+        return tuple(
+            session
+            for session in self.sessions
+            if session.device == device and batch in session.readings
+        )
 
     def device_of(self, shape: Hashable, batch: int | None = None) -> Device | None:
         """The device whose costs of a shape are reported to a search: the sweep's own, or else the

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -12,7 +15,7 @@ from workers.data.captions import Caption
 from workers.data.shards import TimingSession
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
-from workers.metrics.timings import Device, relative_noise, session_table
+from workers.metrics.timings import Device, Load, relative_noise, session_table
 from workers.runtime.device import this_device
 from workers.runtime.engines import Engines
 from workers.runtime.timing import time_in_turn
@@ -25,18 +28,48 @@ def run_session(
     engines: Engines,
     captions: Sequence[Caption],
     session: TimingSession,
+    call: str,
     advance: Callable[[], object] = lambda: None,
 ) -> tuple[pa.Table, dict[str, Any]]:
     """Time a session's captions with all of its configs in turn; returns the rows and the metadata
-    of its file. `captions` are those of the sweep; for the rest see `time_session`.
+    of its file.
+
+    Args:
+        engines: those of the configs.
+        captions: those of the sweep.
+        session: what is timed.
+        call: names the launch, or the call of `specfrontier time`: its sessions on this machine
+            are a sitting.
+        advance: see `time_session`.
+
+    Raises:
+        See `time_session`.
     """
     from workers.runtime.shard_tables import requests_of
 
+    wall = time.perf_counter()
+    cpu = time.thread_time()
     rows, device, started = time_session(engines, requests_of(captions, session), session, advance)
+    load = _load(time.perf_counter() - wall, time.thread_time() - cpu)
     configs = [config.to_mapping() for config in session.configs]
     return session_table(rows), {
-        "configs": configs, "clock": device.clock, "timed_on": device.name, "started": started,
-    }  # fmt: skip
+        "configs": configs,
+        "clock": device.clock,
+        "timed_on": device.name,
+        "started": started,
+        "call": call,
+        "host": platform.node(),
+        "load": load._asdict(),
+    }
+
+
+def _load(wall: float, cpu: float) -> Load:
+    """How busy this machine was during a session that has just ended.
+
+    wall, cpu: its seconds, and those of CPU time of this thread.
+    """
+    average = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return Load(wall / cpu if cpu else None, average, os.cpu_count())
 
 
 def time_session(

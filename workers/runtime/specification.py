@@ -29,6 +29,7 @@ class WorkerSpec:
     # The sweep's own metrics by name (`library_metrics`).
     torchmetrics: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     worker: str = "worker"  # name of the worker in results
+    call: str = ""  # the launch: its timing sessions on one machine are a sitting
     gpu_share: float = 1.0  # share of the GPU's memory
     # The whole sweep (`SweepConfig.to_mapping`), whose peak must fit that share; None: it is not
     # checked.

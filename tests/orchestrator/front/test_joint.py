@@ -16,6 +16,7 @@ from orchestrator.store.records import TrialRecord
 from search_spaces.trees import Chain
 from tests.fakes.metric_inputs import CHAIN, VANILLA, price_list, timed_session
 from tests.fakes.synthetic_sweeps import identity
+from workers.metrics import costs
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate, Noise
 
@@ -244,14 +245,14 @@ def test_settings_of_a_session_share_what_vanilla_cost_there() -> None:
     assert np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1] == pytest.approx(0.9, abs=0.03)
 
 
-def test_two_shapes_of_a_session_share_vanilla_and_nothing_else() -> None:
-    """Not its state, which differs from shape to shape."""
+def test_two_shapes_of_a_session_share_vanilla_and_half_of_the_sitting() -> None:
+    """Not the session's state, which differs from shape to shape, as the rest of the sitting's."""
     config = replace(CHAIN, policy=Chain(length=5))
     noise = np.random.default_rng(3).normal(0, 0.02, (3, 6))
-    costs = {
+    passes = {
         c: list(0.04 * np.exp(row)) for c, row in zip((VANILLA, CHAIN, config), noise, strict=True)
     }
-    session = timed_session(costs, prefill=0.0)
+    session = timed_session(passes, prefill=0.0)
     prices, readings = price_list(session).of(CHAIN.shape)[0], session.readings[1]
     found = [
         prices.speedup(c.shape, np.array([count]), 9)
@@ -261,10 +262,30 @@ def test_two_shapes_of_a_session_share_vanilla_and_nothing_else() -> None:
     error = JointErrors.of([trial(speedup=entry) for entry in found], [SPEED]).difference(0, 1)[1][
         0
     ]
-    own = (one**2 + other**2) * (prices.state + readings.noise / readings.units)
-    assert error == pytest.approx(
-        math.sqrt(own + (one - other) ** 2 * readings.noise / readings.units)
+    noise_of_mean = readings.noise / readings.units
+    common = costs.COMMON_SHARE * costs.QUIET.ratio**2
+    own = costs.QUIET.ratio**2 - common + prices.state + noise_of_mean
+    variance = (one**2 + other**2) * own + (one - other) ** 2 * (common + noise_of_mean)
+    assert error == pytest.approx(math.sqrt(variance))
+
+
+def test_settings_of_one_shape_share_what_a_sitting_adds() -> None:
+    """Two rules on one drafter: on another day both are faster, or both slower, by one factor. So
+    only the difference of their passes is left, whatever the number of sittings.
+    """
+    sessions = [
+        timed_session(call=str(day), name=str(day), started=f"2026-01-0{day}T00:00:00+00:00")
+        for day in (1, 2)
+    ]
+    prices = price_list(*sessions).of(CHAIN.shape)[0]
+    found = [prices.speedup(CHAIN.shape, np.array([count]), 9) for count in (40.0, 44.0)]
+    joint = JointErrors.of([trial(speedup=entry) for entry in found], [SPEED])
+    relative = found[0].error / found[0].value
+    assert joint.difference(0, 1)[1][0] == pytest.approx(
+        relative * (found[0].value - found[1].value)
     )
+    drawn = np.log(np.maximum(joint.samples(2000)[..., 0], 1e-9))
+    assert np.corrcoef(drawn.T)[0, 1] > 0.99
 
 
 @pytest.mark.parametrize("shape", ["", "timed"])

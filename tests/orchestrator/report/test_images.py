@@ -280,4 +280,4 @@ def test_records_and_timing_sessions_are_read_at_once(
         assert [record.number for record in read_trials(sweep.storage)] == list(range(6))
     with monkeypatch.context() as patch:
         reads_together(patch, "timings", 3)
-        assert read_prices(sweep.storage).sessions == 3
+        assert len(read_prices(sweep.storage).sessions) == 3

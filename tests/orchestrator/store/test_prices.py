@@ -24,6 +24,7 @@ from workers.data.records import write_shard
 from workers.data.storage import Storage
 from workers.metrics.costs import batch_passes
 from workers.metrics.estimate import Estimate
+from workers.metrics.timings import Load
 
 
 @pytest.fixture
@@ -245,3 +246,42 @@ def test_errors_of_one_session_assume_something(storage: Storage) -> None:
     )
     time_on(storage, "zen", range(1, TRIALS), day=3, is_later=True)
     assert timing_notes(Sweep.open(storage)) == []
+
+
+def test_what_was_timed_on_a_busy_machine_says_so(storage: Storage) -> None:
+    """Beside the speeds: by `pareto`, `status` (also of a running sweep) and the report."""
+    time_on(storage, "zen", range(1, TRIALS), load=Load(1.63, 3.0, 2))
+    time_on(storage, "zen", range(1, TRIALS), day=2, is_later=True, load=Load(1.0, 1.0, 2))
+    time_on(storage, "xeon", range(1, TRIALS), day=3, is_later=True, load=Load(1.0, 1.0, 2))
+    sweep = Sweep.open(storage)
+    (note,) = timing_notes(sweep)
+    assert note == (
+        "speeds (1 of 2 timing sessions) on zen, 1 thread at batch 1 were timed on a busy machine "
+        "(wall over CPU time 1.63, load per core 1.50 at most), so they may differ more on another "
+        f"day; on a quiet machine, `specfrontier time {storage.display_name} --threads 1 --batch 1` "
+        "adds others"
+    )
+    assert note in sweep_notes(sweep, is_running=True)
+    shown = specfrontier("pareto", storage.display_name, "--json").json["warnings"]
+    assert any(text.endswith(note) for text in shown)
+    assert note in specfrontier("status", storage.display_name, "--json").json["warnings"]
+    assert not [
+        text for text in timing_notes(Sweep.open(storage, "xeon")) if "busy machine" in text
+    ]
+
+
+def test_another_day_narrows_the_errors_of_speeds(storage: Storage) -> None:
+    """A session at another batch size does not."""
+    time_on(storage, "zen", range(1, TRIALS))
+    errors = [_largest_error(storage)]
+    time_on(storage, "zen", range(1, TRIALS), batch=4)
+    errors.append(_largest_error(storage))
+    time_on(storage, "zen", range(1, TRIALS), day=2, is_later=True)
+    errors.append(_largest_error(storage))
+    assert errors[0] == errors[1] > 1.3 * errors[2]
+
+
+def _largest_error(storage: Storage) -> float:
+    """The relative one of a speed-up, apart from what the captions add, which have none here."""
+    metrics = [record.metrics["speedup"] for record in Sweep.open(storage).records]
+    return max(entry.noise / entry.value for entry in metrics)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,18 +20,29 @@ VANILLA, FAST, SLOW = "vanilla", "fast", "slow"
 
 
 def session(
-    name: str, costs: dict[str, list[float]], *, passes: dict[str, float], prefill: float = 0.5
+    name: str,
+    costs: dict[str, list[float]],
+    *,
+    passes: dict[str, float],
+    prefill: float = 0.5,
+    sitting: str = "",
+    is_busy: bool = False,
 ) -> Session:
     """Costs of a pass of each shape on each unit, vanilla's first."""
     per_pass = np.array(list(costs.values()))
     counts = np.array([[passes[shape]] * per_pass.shape[1] for shape in costs])
     prefills = np.full(per_pass.shape, prefill)
     seconds = prefills + counts * per_pass
-    return Session(name, tuple(costs), tuple(costs), prefills, per_pass, counts, seconds)
+    shapes = tuple(costs)
+    return Session(
+        name, shapes, shapes, prefills, per_pass, counts, seconds, sitting=sitting, is_busy=is_busy
+    )
 
 
 PASSES = {VANILLA: 100.0, FAST: 40.0, SLOW: 80.0}
 QUIET = session("a", {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02]}, passes=PASSES)
+RATIO, SECONDS = costs.QUIET
+ONE_SITTING = RATIO**2 + costs.ASSUMED_STATE**2  # variance of one without noise
 
 
 def test_a_speed_up_by_hand() -> None:
@@ -66,7 +78,8 @@ def test_the_latency_is_that_of_the_speed_up() -> None:
         vanilla / prices.speedup(FAST, passes, 7).value
     )
     level = prices.latency(VANILLA, np.array([100.0]), 7, 1)
-    assert level.error / level.value == pytest.approx(math.log(4.0 / 1.5) / 2), "of the mean of two"
+    of_two = math.log(4.0 / 1.5) / 2
+    assert level.error / level.value == pytest.approx(math.hypot(of_two, SECONDS))
     assert level.noise_dof == 1
 
 
@@ -81,31 +94,38 @@ def test_the_latency_of_one_session_has_no_noise_of_vanilla() -> None:
     prices = Prices([noisy], VANILLA)
     found = prices.latency(FAST, np.array([40.0]), 7, batch=1)
     assert found.value == pytest.approx(40 * math.exp(d / 2))
-    assert found.error / found.value == pytest.approx(math.sqrt(d**2 / 2 + costs.ASSUMED_STATE**2))
+    variance = d**2 / 2 + ONE_SITTING + SECONDS**2
+    assert found.error / found.value == pytest.approx(math.sqrt(variance))
     ratio = prices.speedup(FAST, np.array([40.0]), 7)
-    assert ratio.error / ratio.value == pytest.approx(math.sqrt(d**2 + costs.ASSUMED_STATE**2))
+    assert ratio.error / ratio.value == pytest.approx(math.sqrt(d**2 + ONE_SITTING))
     moments = session(
         "a", {VANILLA: [1.0, math.exp(d)], FAST: [1.0, math.exp(d)]}, passes=PASSES, prefill=0.0
     )
     level = Prices([moments], VANILLA).latency(VANILLA, np.array([100.0]), 7, batch=1)
-    assert level.error / level.value == pytest.approx(d / 2), (
+    assert level.error / level.value == pytest.approx(math.hypot(d / 2, SECONDS)), (
         "moments make no ratio noisy, but seconds"
     )
 
 
 @pytest.mark.parametrize("level", [0.0, 0.03])
 def test_errors_of_latencies_are_those_of_repeated_runs(level: float) -> None:
-    """300 runs whose machine changes little, or not at all: no stated variance is much below the
-    actual one, and the mean over the settings is not far above. It is above because a variance
-    between sessions that is estimated is never negative. An actual variance of 300 runs has a
-    relative standard error of 8 %.
+    """300 runs whose machine changes little within a sitting, or not at all, and from one to the
+    next as assumed: no stated variance is much below the actual one, and the mean over the settings
+    is not far above. It is above because a variance between sessions that is estimated is never
+    negative. An actual variance of 300 runs has a relative standard error of 8 %.
     """
     rng, stated, actual = np.random.default_rng(5), [], []
     for _ in range(300):
+        days = days_of(rng, RATIO)
+        machine = rng.normal(0, SECONDS)
+        days = {shape: machine + day for shape, day in days.items()} | {VANILLA: machine}
         sessions = [
-            timed(str(n), shapes, rng, 0.05, costs.ASSUMED_STATE, 0.0, level=level, moment=0.0)
+            timed(
+                str(n), shapes, rng, 0.05, costs.ASSUMED_STATE, 0.0, level=level, moment=0.0,
+                days=days,
+            )
             for n, shapes in PLAN
-        ]
+        ]  # fmt: skip
         prices = Prices(sessions, VANILLA)
         found = [prices.latency(shape, np.array([255 * TRUTH[shape]]), 1, 1) for shape in SHAPES]
         stated.append([(entry.error / entry.value) ** 2 for entry in found])
@@ -134,9 +154,12 @@ def test_the_noise_of_a_session_by_hand() -> None:
 
 
 def test_the_error_of_one_session_has_the_assumed_state() -> None:
-    found = Prices([QUIET], VANILLA).speedup(FAST, np.array([40.0]), 7)
-    assert found.error / found.value == pytest.approx(costs.ASSUMED_STATE)
-    assert found.noise_dof == 2
+    prices = Prices([QUIET], VANILLA)
+    found = prices.speedup(FAST, np.array([40.0]), 7)
+    assert found.error / found.value == pytest.approx(math.sqrt(ONE_SITTING))
+    spread = (RATIO**4 + costs.ASSUMED_STATE**4) / 2
+    assert found.noise_dof == round(ONE_SITTING**2 / spread), "two in each of both parts"
+    assert prices.error_in_sittings(FAST) == pytest.approx(costs.ASSUMED_STATE)
 
 
 def test_settings_are_compared_within_their_sessions() -> None:
@@ -165,7 +188,7 @@ def test_two_sessions_by_hand() -> None:
     weights /= weights.sum()
     found = prices.speedup(FAST, np.array([1.0]), 7)
     assert found.value == pytest.approx(math.exp(-2 * d * weights[1]))
-    variance = (np.square(weights) * (state + noises)).sum()
+    variance = (np.square(weights) * (state + noises)).sum() + RATIO**2
     assert found.error / found.value == pytest.approx(math.sqrt(variance))
 
 
@@ -177,7 +200,8 @@ def test_sessions_that_disagree_raise_the_error_of_all_shapes() -> None:
     other = session("b", {VANILLA: [0.01, 0.01], FAST: [0.024, 0.024]}, passes=PASSES, prefill=0.0)
     calm, wild = (Prices([one, second], VANILLA) for second in (same, other))
     passes = np.array([80.0])
-    assert wild.speedup(SLOW, passes, 7).error > 5 * calm.speedup(SLOW, passes, 7).error
+    assert wild.speedup(SLOW, passes, 7).error > 2 * calm.speedup(SLOW, passes, 7).error
+    assert wild.error_in_sittings(SLOW) > 5 * calm.error_in_sittings(SLOW)
     expected = (2 * costs.ASSUMED_STATE**2 + math.log(1.2) ** 2 / 2) / 3
     assert wild.state == pytest.approx(expected)
     assert wild.state_dof == 3
@@ -211,6 +235,102 @@ def test_what_was_not_timed_has_no_price() -> None:
         session("a", {VANILLA: [0.01], FAST: [0.02]}, passes=PASSES)
 
 
+def timed_alone(sitting: str, ratio: float, **options: bool) -> Session:
+    """A session without noise in a sitting of its own: a pass costs `ratio` of vanilla's."""
+    both = {VANILLA: [0.01, 0.01], FAST: [0.01 * ratio] * 2}
+    counts = {VANILLA: 100.0, FAST: 100.0}
+    return session(sitting, both, passes=counts, prefill=0.0, sitting=sitting, **options)
+
+
+def test_two_sittings_by_hand() -> None:
+    """They find costs by a factor of e^x apart. What a sitting without noise says has the variance
+    tau^2, given the machine's state there.
+    """
+    x = 0.2
+    prices = Prices([timed_alone("a", 1.0), timed_alone("b", math.exp(x))], VANILLA)
+    assert prices.state == costs.ASSUMED_STATE**2, "no setting was timed twice in a sitting"
+    factor = (2 + (x**2 / 2 - costs.ASSUMED_STATE**2) / RATIO**2) / 3
+    assert prices.sitting_factor == pytest.approx(factor)
+    assert prices.sitting_dof == 3
+    found = prices.speedup(FAST, np.array([100.0]), 7)
+    assert found.value == pytest.approx(math.exp(-x / 2))
+    between = factor * RATIO**2 / 2
+    variance = between + costs.ASSUMED_STATE**2 / 2
+    assert found.error / found.value == pytest.approx(math.sqrt(variance))
+    assert prices.error_in_sittings(FAST) == pytest.approx(costs.ASSUMED_STATE / math.sqrt(2))
+
+
+def test_a_sitting_counts_as_one_whatever_the_number_of_its_sessions() -> None:
+    """Ten sessions of one day against one of another: without the third level they would weigh ten
+    to one; now the error within the first is smaller, and that is all.
+    """
+    many = [replace(timed_alone("a", 1.0), name=f"a{n}") for n in range(10)]
+    prices = Prices([*many, timed_alone("b", math.exp(0.1))], VANILLA)
+    omega = prices.sitting_factor * RATIO**2
+    shares = np.array([1 / (omega + prices.state / 10), 1 / (omega + prices.state)])
+    shares /= shares.sum()
+    found = prices.speedup(FAST, np.array([100.0]), 7)
+    assert found.value == pytest.approx(math.exp(-0.1 * shares[1]))
+    assert shares[1] > 0.45
+    again = Prices([timed_alone(name, math.exp(0.1 * (name == "b"))) for name in "abc"], VANILLA)
+    assert again.speedup(FAST, np.array([100.0]), 7).value == pytest.approx(math.exp(-0.1 / 3))
+
+
+def test_another_sitting_narrows_the_error_and_another_session_hardly() -> None:
+    one = timed_alone("a", 1.0)
+    first = Prices([one], VANILLA)
+    session = Prices([one, replace(one, name="a2")], VANILLA)
+    sitting = Prices([one, timed_alone("b", 1.0)], VANILLA)
+    errors = [
+        prices.speedup(FAST, np.array([100.0]), 7).error for prices in (first, session, sitting)
+    ]
+    assert errors[1] > RATIO
+    assert errors[1] == pytest.approx(math.sqrt(RATIO**2 + costs.ASSUMED_STATE**2 / 3))
+    assert errors[2] < 0.6 * errors[0]
+
+
+def test_a_busy_sitting_has_the_larger_error_and_the_smaller_weight() -> None:
+    busy = timed_alone("b", math.exp(0.01), is_busy=True)
+    alone = Prices([busy], VANILLA).speedup(FAST, np.array([100.0]), 7)
+    expected = math.hypot(costs.BUSY.ratio, costs.ASSUMED_STATE)
+    assert alone.error / alone.value == pytest.approx(expected)
+    both = Prices([timed_alone("a", 1.0), busy], VANILLA)
+    spreads = both.sitting_factor * np.square([RATIO, costs.BUSY.ratio])
+    shares = 1 / (spreads + both.state)
+    found = both.speedup(FAST, np.array([100.0]), 7)
+    assert math.log(found.value) == pytest.approx(-0.01 * shares[1] / shares.sum())
+    half = replace(timed_alone("a", 1.0, is_busy=True), name="a2")
+    mixed = Prices([timed_alone("a", 1.0), half], VANILLA)
+    error = mixed.speedup(FAST, np.array([100.0]), 7).error
+    mean = (RATIO**2 + costs.BUSY.ratio**2) / 2
+    assert error == pytest.approx(math.sqrt(mean + mixed.state / 2)), "half of it was busy"
+
+
+def test_settings_share_what_vanilla_did_in_a_sitting() -> None:
+    """Two shapes in one sitting without other noise: half of omega^2 is common, so it cancels in a
+    difference, and settings of one shape share all of it.
+    """
+    counts = dict.fromkeys((VANILLA, FAST, SLOW), 1.0)
+    same = {shape: [1.0, 1.0] for shape in counts}
+    prices = Prices([session("a", same, passes=counts, prefill=0.0)], VANILLA)
+    effects = [
+        {
+            noise.source: float(noise.effect)
+            for noise in prices.speedup(shape, np.array([1.0]), 7).noises
+            if str(noise.group).startswith("sitting")
+        }
+        for shape in (FAST, SLOW)
+    ]
+    sources = set(effects[0]) | set(effects[1])
+    difference = [effects[0].get(key, 0.0) - effects[1].get(key, 0.0) for key in sources]
+    assert len(sources) == 3
+    assert math.fsum(np.square(difference)) == pytest.approx(
+        2 * (1 - costs.COMMON_SHARE) * RATIO**2
+    )
+    for effect in effects:
+        assert math.fsum(np.square(list(effect.values()))) == pytest.approx(RATIO**2)
+
+
 SHAPES = (VANILLA, *"abcdef")
 PLAN = tuple(enumerate(("abcdef", "ab", "ac", "abdf")))  # the shapes of each session
 TRUTH = dict(zip(SHAPES, (1.0, 0.5, 0.6, 0.7, 0.4, 0.8, 0.65), strict=True))  # of vanilla's passes
@@ -226,9 +346,11 @@ def timed(
     *,
     level: float = 0.3,
     moment: float = 0.05,
+    days: dict[str, float] | None = None,
+    sitting: str = "",
 ) -> Session:
     """Three units on a machine: its level and its moments cancel, its state differs by shape, in
-    part for all alike.
+    part for all alike. days: what a shape's log seconds have in the whole sitting.
     """
     timed_shapes = (VANILLA, *shapes)
     common, machine, moments = rng.standard_normal(), rng.normal(0, level), rng.normal(0, moment, 3)
@@ -237,24 +359,53 @@ def timed(
         for shape in shapes
     }
     logs = {
-        shape: machine + moments + state * states.get(shape, 0.0) + noise * rng.standard_normal(3)
+        shape: machine
+        + moments
+        + (days or {}).get(shape, 0.0)
+        + state * states.get(shape, 0.0)
+        + noise * rng.standard_normal(3)
         for shape in timed_shapes
     }
     passes = {shape: 255 * TRUTH[shape] for shape in timed_shapes}
-    return session(
-        name, {s: list(0.01 * np.exp(log)) for s, log in logs.items()}, passes=passes, prefill=1e-9
-    )
+    seconds = {shape: list(0.01 * np.exp(log)) for shape, log in logs.items()}
+    return session(name, seconds, passes=passes, prefill=1e-9, sitting=sitting)
+
+
+def days_of(
+    rng: np.random.Generator, spread: float, common: float = costs.COMMON_SHARE
+) -> dict[str, float]:
+    """What a sitting adds to the log seconds of each shape over vanilla's: `common` of the variance
+    is the same for all.
+    """
+    shared = math.sqrt(common) * rng.standard_normal()
+    return {
+        shape: spread * (shared + math.sqrt(1 - common) * float(rng.standard_normal()))
+        for shape in SHAPES[1:]
+    }
 
 
 def one_run(
-    rng: np.random.Generator, noise: float, state: float, shared: float
+    rng: np.random.Generator,
+    noise: float,
+    state: float,
+    shared: float,
+    *,
+    spread: float = 0.0,
+    sittings: int = 1,
 ) -> dict[str, Estimate]:
     """Speed-ups of a sweep: all shapes first, then one at a time beside the anchor, then the
-    front.
+    front; and again in each further sitting, as `specfrontier time`, in a session of all. spread:
+    between sittings.
     """
-    prices = Prices(
-        [timed(str(n), shapes, rng, noise, state, shared) for n, shapes in PLAN], VANILLA
-    )
+    sessions = []
+    for number in range(sittings):
+        days = days_of(rng, spread)
+        for n, shapes in PLAN if number == 0 else [(0, "abcdef")]:
+            name = f"{number} {n}"
+            sessions.append(
+                timed(name, shapes, rng, noise, state, shared, days=days, sitting=str(number))
+            )
+    prices = Prices(sessions, VANILLA)
     return {shape: prices.speedup(shape, np.array([255 * TRUTH[shape]]), 1) for shape in SHAPES[1:]}
 
 
@@ -281,6 +432,45 @@ def test_intervals_of_differences_between_runs_cover(
                 abs(one.value - other.value) <= student.ppf(0.975, dof) * math.sqrt(variance)
             )
     assert np.mean(covered) >= 0.90
+
+
+def relative_reach(found: Estimate) -> float:
+    """Half of the 95 % interval of the log of a speed-up."""
+    return float(student.ppf(0.975, found.noise_dof)) * found.error / found.value
+
+
+@pytest.mark.parametrize("sittings", [1, 2, 4])
+@pytest.mark.parametrize("spread", [0.5 * RATIO, RATIO, 1.5 * RATIO])
+def test_intervals_cover_the_truth_on_any_day(sittings: int, spread: float) -> None:
+    """150 sweeps of 6 settings on a machine that changes from day to day by as much as assumed, by
+    half, or by half more: 95 % intervals cover the cost over all days.
+    """
+    rng = np.random.default_rng(17)
+    covered = []
+    for _ in range(150):
+        for shape, found in one_run(rng, 0.03, 0.01, 0.3, spread=spread, sittings=sittings).items():
+            distance = abs(math.log(found.value * TRUTH[shape]))
+            covered.append(distance <= relative_reach(found))
+    assert np.mean(covered) >= 0.92
+
+
+@pytest.mark.parametrize("sittings", [(1, 1), (1, 3), (2, 2)])
+def test_intervals_of_differences_between_days_cover(sittings: tuple[int, int]) -> None:
+    """150 pairs of calls on different days, of a sitting each or more: 95 % intervals of their
+    differences cover 0.
+    """
+    rng = np.random.default_rng(18)
+    covered = []
+    for _ in range(150):
+        first, second = (
+            one_run(rng, 0.03, 0.01, 0.3, spread=RATIO, sittings=count) for count in sittings
+        )
+        for one, other in ((first[shape], second[shape]) for shape in first):
+            variance = one.error**2 + other.error**2
+            dof = variance**2 / (one.error**4 / one.noise_dof + other.error**4 / other.noise_dof)
+            reach = student.ppf(0.975, dof) * math.sqrt(variance)
+            covered.append(abs(one.value - other.value) <= reach)
+    assert np.mean(covered) >= 0.92
 
 
 @pytest.mark.parametrize("shapes", ["a", "ab"])

@@ -20,6 +20,7 @@ from workers.metrics.timings import (
     LATER,
     WALL_CLOCK,
     Device,
+    Load,
     read_session,
     relative_noise,
     session_table,
@@ -66,6 +67,7 @@ def test_a_session_comes_back(tmp_path: Path) -> None:
     assert session.device == Device("a processor", 2)
     assert session.device.clock == CPU_CLOCK
     assert not session.is_later
+    assert session.load == Load(), "of a file that does not say"
     assert session.vanilla == VANILLA
     assert session.readings.keys() == {1, 8}
     assert session.readings[1].settings == (vanilla, chain)
@@ -98,6 +100,102 @@ def test_a_file_without_a_fact_is_no_session(fact: str, tmp_path: Path) -> None:
         ShardError, match=rf"timing-1\.parquet: not a timing session, it lacks .*{fact}"
     ):
         read_session(storage, NAME)
+
+
+@pytest.mark.parametrize("started", ["7", "yesterday", None])
+def test_a_session_that_began_at_no_moment_is_refused(started: object, tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    found = rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]})
+    write_shard(storage, NAME, session_table(found), FACTS | {"started": started})
+    with pytest.raises(ShardError, match=r"timing-1\.parquet: not a timing session, started: "):
+        read_session(storage, NAME)
+
+
+def test_a_file_says_whose_session_it_is_and_how_busy_the_machine_was(tmp_path: Path) -> None:
+    storage = Storage(tmp_path)
+    found = rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]})
+    load = {"wall_over_cpu": 1.5, "average": 3.0, "cores": 2}
+    own = {"call": "one", "host": "node", "load": load, "started": "2026-01-01T00:00:00"}
+    write_shard(storage, NAME, session_table(found), FACTS | own)
+    session = read_session(storage, NAME)
+    assert (session.call, session.host, session.load) == ("one", "node", Load(1.5, 3.0, 2))
+    assert session.started == "2026-01-01T00:00:00+00:00", "UTC, if it does not say"
+    assert session.is_busy
+
+
+@pytest.mark.parametrize(
+    ("load", "threads", "busy"),
+    [
+        (Load(), 1, False),
+        (Load(1.02, 3.0, 2), 1, False),  # what wants a core starts now, or waits for a disk
+        (Load(None, 3.0, 2), 1, True),
+        (Load(1.5, 2.0, 2), 1, True),
+        (Load(1.5, 2.0, 2), 2, False),  # it may have waited for its own other thread
+        (Load(1.0, 3.0, 2), 2, True),
+        (Load(None, 3.0, 2), 0, True),  # a GPU
+        (Load(3.0, 3.0, 16), 0, False),
+        (Load(None, 3.0, None), 0, False),
+    ],
+)
+def test_a_machine_is_busy_where_processes_wait(load: Load, threads: int, busy: bool) -> None:
+    assert load.is_busy_on(Device("a processor", threads)) is busy
+
+
+def sittings_of(*sessions: tuple[str, str, str]) -> list[str]:
+    """The sitting of each session, from its machine, call and start on 2026-01-0."""
+    prices = price_list(
+        *(
+            timed_session(
+                host=host, call=call, started=f"2026-01-0{start}:00+00:00", name=f"{number}"
+            )
+            for number, (host, call, start) in enumerate(sessions)
+        )
+    )
+    found = prices.of(CHAIN.shape)[0].sessions
+    assert [session.name for session in found] == list(map(str, range(len(sessions))))
+    return [session.sitting for session in found]
+
+
+def test_sessions_of_one_call_on_one_machine_are_a_sitting() -> None:
+    one, same, other, later = sittings_of(
+        ("node", "a", "1T00:00"),
+        ("node", "a", "1T09:00"),
+        ("node2", "a", "1T09:10"),
+        ("node", "b", "2T00:00"),
+    )
+    assert one == same, "however long the call takes"
+    assert len({one, other, later}) == 3
+
+
+def test_calls_that_follow_each_other_share_the_state_of_the_machine() -> None:
+    """Three calls of `specfrontier time` in a row are no three days."""
+    launch, soon, again, late, night = sittings_of(
+        ("node", "launch", "1T00:00"),
+        ("node", "a", "1T00:40"),
+        ("node", "b", "1T01:30"),
+        ("node", "b", "1T05:00"),
+        ("node", "c", "1T06:01"),
+    )
+    assert launch == soon == again == late, "each begins within an hour of the last session"
+    assert night != launch
+
+
+def test_sittings_weigh_alike_in_a_price_list() -> None:
+    """Five sessions of one call say 2, one of another day says 2.2: as of two readings."""
+    costs = {VANILLA: [0.03, 0.03]}
+    day = [
+        timed_session(
+            costs | {CHAIN: [0.06, 0.06]}, prefill=0.0, call="a", name=f"a{number}",
+            started=f"2026-01-01T00:0{number}:00+00:00",
+        )
+        for number in range(5)
+    ]  # fmt: skip
+    other = timed_session(
+        costs | {CHAIN: [0.066, 0.066]}, prefill=0.0, call="b", name="b",
+        started="2026-01-02T00:00:00+00:00",
+    )  # fmt: skip
+    found = price_list(*day, other).of(CHAIN.shape)[0].step_cost(CHAIN.shape)
+    assert found.value == pytest.approx(math.sqrt(2 * 2.2), rel=0.005)
 
 
 def test_a_session_that_lacks_a_reading_is_refused(tmp_path: Path) -> None:
@@ -163,7 +261,8 @@ def test_devices_and_batches_never_mix() -> None:
     assert prices.devices == (HERE, THERE)
     assert (prices.own, prices.batches, prices.batches_on(THERE)) == (HERE, (1, 8), (1,))
     assert [cost(), cost(8), cost(1, HERE), cost(1, THERE)] == pytest.approx([2.0, 5.0, 2.0, 10.0])
-    assert [prices.sessions_on(*place) for place in ((HERE, 1), (HERE, 8), (THERE, 8))] == [1, 1, 0]
+    places = ((HERE, 1), (HERE, 8), (THERE, 8))
+    assert [len(prices.sessions_on(*place)) for place in places] == [1, 1, 0]
     with pytest.raises(MetricUnavailable, match="not timed on there, 1 thread at batch 8"):
         cost(8, THERE)
 

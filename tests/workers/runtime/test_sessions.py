@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,6 +30,7 @@ from workers.decoding.state import Request
 from workers.decoding.timer import PhaseTimer
 from workers.loading.models import Models
 from workers.loading.models_yaml import folder_entry, load_entry
+from workers.metrics.timings import Load
 from workers.replay.prediction_table import predict_settings
 from workers.runtime import sessions
 from workers.runtime.engines import CancellableEngine, Engines
@@ -191,8 +194,34 @@ def test_a_session_in_which_graphs_are_given_up_is_timed_again(
     configs = (preset("vanilla"), preset("sjd"))
     session = TimingSession(configs, 0, 8, (1, 8), 1)
     table, facts = sessions.run_session(
-        engines, [Caption(number, "a") for number in range(8)], session
+        engines, [Caption(number, "a") for number in range(8)], session, "a launch"
     )
     assert calls == [1, 8, 1, 8]
     assert table.column("turn").to_pylist() == [3, 3, 4, 4]
     assert facts["timed_on"] == "a GPU, without CUDA graphs"
+    assert (facts["call"], facts["host"]) == ("a launch", platform.node())
+    load = Load(**facts["load"])
+    assert load.cores == os.cpu_count()
+    assert load.average is not None
+    assert load.wall_over_cpu is not None
+
+
+def test_a_session_that_waits_for_a_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that sleeps half of the time, as one does whose core another process holds."""
+
+    def half_asleep(*_: object, **__: object) -> list[dict[str, Any]]:
+        start = time.thread_time()
+        while time.thread_time() - start < 0.05:
+            time.sleep(0.002)
+            until = time.thread_time() + 0.002
+            while time.thread_time() < until:
+                pass
+        return []
+
+    monkeypatch.setattr(sessions, "time_in_turn", half_asleep)
+    target = SimpleNamespace(device=torch.device("cpu"), encode=lambda captions, guided: None)
+    engines = cast(Engines, SimpleNamespace(models=SimpleNamespace(target=target)))
+    session = TimingSession((preset("vanilla"), preset("sjd")), 0, 2, (1,), 1)
+    captions = [Caption(number, "a") for number in range(2)]
+    _, facts = sessions.run_session(engines, captions, session, "")
+    assert facts["load"]["wall_over_cpu"] > 1.5
