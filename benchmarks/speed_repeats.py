@@ -12,10 +12,11 @@ only the new ones are timed.
 Sittings are quiet or busy by their own load (`workers.metrics.timings.Load`), not by what was
 meant. For each kind it prints what `workers.metrics.costs` assumes of sittings: the standard
 deviations between them of log speed-ups (`ratio`) and of vanilla's log seconds (`seconds`), less
-what the noise within them explains; the share of the variance that all settings have in common
-(`COMMON_SHARE`); and the standard deviation between the sessions of a sitting (`ASSUMED_STATE`). It
-then counts the pairs of sittings, and of sets of two sittings, for which Student's 95 % interval of
-the difference of two speed-ups covers 0.
+what the noise within them explains; how much of the variance all settings have in common
+(`COMMON_SHARE`); and the standard deviation between the sessions of a sitting (`ASSUMED_STATE`). Of
+busy sittings it also prints how far they are from quiet ones, which is what `BUSY.ratio` has to
+cover. It then counts the pairs of sittings, and of sets of two sittings, for which Student's 95 %
+interval of the difference of two speed-ups covers 0.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.shards import TimingSession
 from workers.loading.models_yaml import load_folder
-from workers.metrics.costs import Prices
+from workers.metrics.costs import Floats, Prices
 from workers.metrics.estimate import Estimate
 from workers.metrics.timings import Device, Load, readings_of
 from workers.runtime.engines import Engines
@@ -170,6 +171,26 @@ def coverage(sets: Sequence[Sequence[Sitting]], passes: Mapping[str, float]) -> 
     return statistics.fmean(covered), pairs
 
 
+def _alone(
+    sittings: Sequence[Sitting], passes: Mapping[str, float]
+) -> tuple[Floats, list[Estimate]]:
+    """The log speed-ups of each sitting alone [sittings, settings], and the speed-ups."""
+    found = [list(speeds([sitting], passes).values()) for sitting in sittings]
+    logs = np.log([[entry.value for entry in each] for each in found])
+    return logs, [entry for each in found for entry in each]
+
+
+def _noise_within(entry: Estimate, source: object = None) -> float:
+    """The relative variance of a speed-up given the machine's state in each sitting, or the part of
+    it that comes from one source.
+    """
+    return math.fsum(
+        (noise.effect / entry.value) ** 2
+        for noise in entry.noises
+        if not str(noise.group).startswith("sitting") and source in (None, noise.source)
+    )
+
+
 def show_kind(kind: str, sittings: Sequence[Sitting], passes: Mapping[str, float]) -> None:
     """What differs between the sittings of a kind, and how often the errors cover it."""
     loads = [Load(**session["load"]) for sitting in sittings for session in sitting["sessions"]]
@@ -182,26 +203,24 @@ def show_kind(kind: str, sittings: Sequence[Sitting], passes: Mapping[str, float
     if len(sittings) < 2:
         return
     named = [name for name in settings() if name != VANILLA]
-    shapes = {name: settings()[name].shape for name in named}
+    vanilla = settings()[VANILLA].shape
     alone = [prices_of([sitting]) for sitting in sittings]
-    found = [speeds([sitting], passes) for sitting in sittings]
-    logs = np.array([[math.log(each[name].value) for name in named] for each in found])
-    within = [prices.error_in_sittings(shapes[name]) ** 2 for prices in alone for name in named]
+    logs, entries = _alone(sittings, passes)
+    within = statistics.fmean(map(_noise_within, entries))
+    of_vanilla = statistics.fmean(_noise_within(entry, vanilla) for entry in entries)
     covariance = np.cov(logs, rowvar=False)
     total = float(np.trace(covariance)) / len(named)
     others = len(named) * (len(named) - 1)
-    common = float(covariance.sum() - np.trace(covariance)) / others
-    own = max(0.0, total - float(np.mean(within)))
-    vanilla = settings()[VANILLA].shape
+    common = float(covariance.sum() - np.trace(covariance)) / others - of_vanilla
+    between = max(0.0, total - within)
     passes_of_vanilla = np.array([passes[VANILLA]])
     seconds = [math.log(prices.latency(vanilla, passes_of_vanilla, 1, 1).value) for prices in alone]
     state = prices_of(sittings).state
     print(
-        f"between sittings: ratio {math.sqrt(own):.3f} (spread {math.sqrt(total):.3f}, of which "
-        f"{math.sqrt(float(np.mean(within))):.3f} within), seconds {statistics.stdev(seconds):.3f}"
+        f"between sittings: ratio {math.sqrt(between):.3f} (spread {math.sqrt(total):.3f}, of "
+        f"which {math.sqrt(within):.3f} within), seconds {statistics.stdev(seconds):.3f}"
     )
-    if own:
-        print(f"share of the ratio's variance that all settings have in common: {common / own:.2f}")
+    print(f"variance of the ratio {between:.5f}, of which {common:.5f} all settings have in common")
     print(f"between the sessions of a sitting: {math.sqrt(state):.3f}")
     for size in (1, 2):
         sets = list(itertools.combinations(sittings, size))
@@ -225,6 +244,13 @@ def show(sittings: Sequence[Sitting], passes: Mapping[str, float]) -> None:
     for kind, chosen in kinds.items():
         if chosen and (kind != "all" or len(kinds["quiet"]) not in (0, len(sittings))):
             show_kind(kind, chosen, passes)
+    if kinds["quiet"] and kinds["busy"]:
+        ordinary, _ = _alone(kinds["quiet"], passes)
+        disturbed, entries = _alone(kinds["busy"], passes)
+        squares = np.square(disturbed - ordinary.mean(axis=0)).mean()
+        within = statistics.fmean(map(_noise_within, entries))
+        distance = math.sqrt(max(0.0, float(squares) - within))
+        print(f"\nbusy sittings against the mean of quiet ones: ratio {distance:.3f}")
 
 
 @contextmanager

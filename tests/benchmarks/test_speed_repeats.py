@@ -68,8 +68,10 @@ def test_what_differs_between_sittings_is_printed_by_kind(
     assert ratios[1] == pytest.approx(2 * SPREAD, rel=0.5)
     seconds = [float(part) for part in re.findall(r"seconds (\d\.\d+)", text)]
     assert seconds[0] == pytest.approx(0.1, rel=0.6)
-    shares = [float(part) for part in re.findall(r"have in common: (\d\.\d+)", text)]
-    assert all(0.2 < share < 0.9 for share in shares)
+    parts = re.findall(r"variance of the ratio (\d\.\d+), of which (-?\d\.\d+) all", text)
+    assert all(0.15 < float(common) / float(whole) < 0.9 for whole, common in parts)
+    (distance,) = re.findall(r"against the mean of quiet ones: ratio (\d\.\d+)", text)
+    assert float(distance) == pytest.approx(2 * SPREAD, rel=0.5)
     assert text.count("of differences of sets of 2 sittings") == 3
 
 

@@ -57,9 +57,10 @@ class _Spread(NamedTuple):
 
 # What is assumed of sittings before the sessions of a sweep tell more. Quiet and busy machines are
 # told apart by `workers.metrics.timings.Load`. `python -m benchmarks.speed_repeats` prints all of
-# these for both; so far it ran on a busy machine only (see docs/metrics.md).
+# these: `QUIET` and `BUSY.seconds` as "between sittings", `BUSY.ratio` as the distance of busy
+# sittings from quiet ones. So far it ran on a busy machine only (see docs/metrics.md).
 QUIET = _Spread(ratio=0.03, seconds=0.05)
-BUSY = _Spread(ratio=0.065, seconds=0.17)
+BUSY = _Spread(ratio=0.065, seconds=0.12)
 COMMON_SHARE = 0.5  # of omega^2, what all settings of a sitting share; by the same command
 ASSUMED_STATE = 0.015  # tau before a setting was timed in two sessions of a sitting
 _ASSUMED_DOF = 2  # degrees of freedom with which each of these assumptions counts
