@@ -18,7 +18,13 @@ from optuna.distributions import BaseDistribution, IntDistribution
 from benchmarks.atlas_replay import described_settings
 from benchmarks.atlas_table import DIRECTIONS, Floats
 from benchmarks.search_problem import Problem, Purchases, Strategy, reference_point
-from orchestrator.replay.sampler import ERRORS, FEATURES, ReplaySampler, SettingsPool
+from orchestrator.replay.sampler import (
+    ERRORS,
+    FEATURES,
+    QualityFeatures,
+    ReplaySampler,
+    SettingsPool,
+)
 from orchestrator.run.race import Race, Scores
 
 ERROR_RATE = 0.05  # of a race
@@ -68,7 +74,8 @@ def race_at(error_rate: float | None) -> Stops:
 def scores_of(problem: Problem, row: int, level: int) -> Scores:
     """One setting's objectives at a rung."""
     seen = problem.seen[level, row]
-    return Scores.from_replicates(seen[:, 0], seen[:, 1:])
+    known = {1: "lossless"} if row in problem.group else None
+    return Scores.from_replicates(seen[:, 0], seen[:, 1:], known=known)
 
 
 @dataclass(frozen=True)
@@ -83,10 +90,19 @@ class ReplayProposals:
 
     def __call__(self, purchases: Purchases, seed: int) -> Iterator[int]:
         problem = purchases.problem
-        described, features, guesses = described_settings(problem.atlas)
-        inside = described[described != 0]
+        rows, described = described_settings(problem.atlas)
+        first = described.first_of_quality
+        features = described.features
+        quality: QualityFeatures | None = QualityFeatures(first, frozenset({1}), frozenset())
+        if not len(problem.group):
+            features = features[:, :first]
+            quality = None
+        inside = rows[rows != 0]
         pool = SettingsPool(
-            [{"row": int(row)} for row in inside], features[described != 0], guesses[described != 0]
+            [{"row": int(row)} for row in inside],
+            features[rows != 0],
+            described.guesses[rows != 0],
+            quality=quality,
         )
         study = optuna.create_study(directions=list(DIRECTIONS))
         reference = reference_point(problem.seen[-1, ..., 0]).tolist()

@@ -1,7 +1,7 @@
 """How many images a search needs to find the front: strategies replayed on the atlas, a table of
 measured settings.
 
-    python -m benchmarks.search [--seeds 20] [--strategies NAME ...] [--write]
+    python -m benchmarks.search [--seeds 20] [--strategies NAME ...] [--own] [--write]
 
 The captions of the table are divided into two halves. A strategy sees one: it asks for a setting
 and a number of captions (24, 48 or 96), and pays one unit for each image that it has not seen.
@@ -9,7 +9,9 @@ After every purchase its front is the set of settings that no other one, measure
 many captions, beats at the setting's own number of captions. That front is judged by what the same
 settings reach on the other half, so no strategy wins by luck: the hypervolume of speed-up and fid,
 as a share of the hypervolume that a strategy reaches which buys everything. Half of the seeds
-search the first half, the others the second one. Every strategy begins with vanilla.
+search the first half, the others the second one. Every strategy begins with vanilla. Lossless
+settings have one fid: in what a search sees, vanilla's, and in what it is judged by, their mean.
+With `--own` every strategy runs a second time and sees each lossless setting's own measured fid.
 
 Prints the images after which this share is at 90 % and at 95 % for good: median and quartiles over
 the seeds.
@@ -39,6 +41,7 @@ from workers.runtime.process import use_threads
 TARGETS = (0.90, 0.95)
 RESULTS = Path(__file__).parent / "results" / "search.md"
 KEPT = RESULTS.with_suffix(".json")
+_OWN = ", own values"  # ends the names of strategies that see lossless settings' own fids
 
 
 def images_needed(curve: Sequence[tuple[int, float]], level: float) -> float:
@@ -82,15 +85,21 @@ def replay_seed(
     return needed, time.perf_counter() - start
 
 
-@lru_cache(maxsize=1)
-def _problems() -> tuple[Problem, ...]:
+@lru_cache(maxsize=2)
+def _problems(own: bool = False) -> tuple[Problem, ...]:
     atlas = Atlas.load()
-    return tuple(Problem.of(atlas, half) for half in (0, 1))
+    return tuple(Problem.of(atlas, half, own=own) for half in (0, 1))
 
 
 def _replay_named(name: str, seed: int, limit: float) -> tuple[list[float], float]:
     """In a process of its own."""
-    return replay_seed(STRATEGIES[name], _problems(), seed, limit)
+    strategy = name.removesuffix(_OWN)
+    return replay_seed(STRATEGIES[strategy], _problems(strategy != name), seed, limit)
+
+
+def _limit(name: str, limit: float) -> float:
+    """The share of the table's images that a strategy may buy."""
+    return limit if name.removesuffix(_OWN) in MODELLED else 1.0
 
 
 def table(outcomes: Mapping[str, Outcome], problems: Sequence[Problem]) -> str:
@@ -158,6 +167,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
+        "--own",
+        action="store_true",
+        help="run every strategy also with each lossless setting's own measured fid",
+    )
+    parser.add_argument(
         "--write",
         action="store_true",
         help=f"write {RESULTS.name}, with earlier results of the other strategies",
@@ -165,14 +179,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     problems = _problems()
     identity = {"settings": len(problems[0]), "seeds": options.seeds, "limit": options.limit}
+    identity["lossless"] = len(problems[0].group)
+    names = [*options.strategies, *(name + _OWN for name in options.strategies if options.own)]
     outcomes = _kept(identity) if options.write else {}
     with ProcessPoolExecutor(options.processes, initializer=use_threads, initargs=(1,)) as pool:
         replays = {
             name: [
-                pool.submit(_replay_named, name, seed, options.limit if name in MODELLED else 1.0)
+                pool.submit(_replay_named, name, seed, _limit(name, options.limit))
                 for seed in range(options.seeds)
             ]
-            for name in options.strategies
+            for name in names
         }
         for name, futures in replays.items():
             outcomes[name] = Outcome.of([future.result() for future in futures])
@@ -183,7 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(name, shares, flush=True)
             if options.write:
                 _keep(identity, _kept(identity) | {name: outcomes[name]})
-    outcomes = {name: outcomes[name] for name in STRATEGIES if name in outcomes}
+    order = [known for name in STRATEGIES for known in (name, name + _OWN)]
+    outcomes = {name: outcomes[name] for name in order if name in outcomes}
     points = "; ".join(f"speed-up {p.reference[0]:.2f}, fid {p.reference[1]:.1f}" for p in problems)
     text = (
         f"`python -m benchmarks.search --seeds {options.seeds}`: {len(problems[0])} settings, "

@@ -22,22 +22,35 @@ class Problem:
     """A table to search. Row 0 is vanilla.
 
     seen [R, S, m, 1 + G]: the objectives at each rung, then without each block of captions. judged
-    [S, m]: on the other captions. reference [m]: of the hypervolume.
+    [S, m]: on the other captions. reference [m]: of the hypervolume. group [g]: the rows of
+    lossless settings, vanilla among them, that are known to have one fid; empty: it is not known.
     """
 
     atlas: Atlas
     seen: Floats
     judged: Floats
     reference: Floats
+    group: NDArray[np.int64]
     rungs: tuple[int, ...] = RUNGS
 
     @classmethod
-    def of(cls, atlas: Atlas, half: int) -> Problem:
-        """Search one half of the captions and judge by the other one."""
+    def of(cls, atlas: Atlas, half: int, *, own: bool = False) -> Problem:
+        """Search one half of the captions and judge by the other one, where lossless settings have
+        the mean of their fids.
+
+        own: the search sees each lossless setting's own measured fid. Otherwise it sees vanilla's,
+        which is measured first, as a running sweep does.
+        """
         start, other = (0, HALF) if half == 0 else (HALF, 0)
         seen = np.stack([atlas.objectives((start, start + rung)) for rung in RUNGS])
         judged = atlas.objectives((other, other + HALF))[..., 0]
-        return cls(atlas, seen, judged, reference_point(judged))
+        sampling = atlas.configs[0].sampling
+        lossless = np.flatnonzero([config.is_lossless(sampling) for config in atlas.configs])
+        judged[lossless, 1] = judged[lossless, 1].mean()
+        if own:
+            lossless = lossless[:0]
+        seen[:, lossless, 1] = seen[:, :1, 1]
+        return cls(atlas, seen, judged, reference_point(judged), lossless)
 
     def __len__(self) -> int:
         return len(self.judged)

@@ -138,16 +138,18 @@ def _run_trials(
         about = f"predicting {len(predictions.configs)} settings from a recording"
         build.want(SWEEP, Task.of(PREDICTIONS, predictions, about=about))
 
+    groups = QualityGroups.of(identity, started.reported_trials)
+
     def predicted_pool() -> SettingsPool:
         build.wait(PREDICTIONS)
-        return read_pool(sweep, storage, identity.experiment, started.reported_configs)
+        return read_pool(sweep, storage, identity.experiment, groups, started.reported_configs)
 
     plan = Plan(
         sweep,
         started.experiment,
         identity.baseline,
         started.captions,
-        QualityGroups.of(identity, started.reported_trials),
+        groups,
         (reference,),
     )
     earlier_trials = request.earlier.trials if request.earlier is not None else 0

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import optuna
@@ -24,7 +24,8 @@ from optuna.samplers import RandomSampler
 
 from orchestrator.front.pareto import Floats, nondominated
 from orchestrator.replay.rounding import RoundingSampler
-from orchestrator.replay.sampler import SettingsPool
+from orchestrator.replay.sampler import QualityFeatures, SettingsPool
+from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.names import SettingNames, family
 from orchestrator.store.records import typed_table
 from orchestrator.store.sweep import Sweep
@@ -195,10 +196,20 @@ def _without_own_recordings(settings: Settings) -> Settings:
 
 
 def read_pool(
-    sweep: SweepConfig, storage: Storage, experiment: str, earlier: Collection[DecodingConfig] = ()
+    sweep: SweepConfig,
+    storage: Storage,
+    experiment: str,
+    groups: QualityGroups,
+    earlier: Collection[DecodingConfig] = (),
 ) -> SettingsPool:
-    """The pool in the store. experiment: digest of what the sweep's results depend on. earlier: see
-    `prediction_task`.
+    """The pool in the store.
+
+    Args:
+        sweep: resolved.
+        storage: of the sweep.
+        experiment: digest of what the sweep's results depend on.
+        groups: of lossless settings.
+        earlier: see `prediction_task`.
 
     Raises:
         ValueError: it is damaged, or of other weights, captions or seeds, or of another version of
@@ -214,58 +225,122 @@ def read_pool(
     values = {
         name: [setting.prediction.values[name].value for setting in settings] for name in QUANTITIES
     }
-    features, guesses = describe_settings([setting.config for setting in settings], values)
+    described = describe_settings([setting.config for setting in settings], values, groups.cols)
     inside = [row for row, setting in enumerate(settings) if setting.params is not None]
     enqueued = {*(entry.config for entry in sweep.enqueue), *earlier}
     return SettingsPool(
         [setting.params for setting in settings if setting.params is not None],
-        features[inside],
-        guesses[inside],
+        described.features[inside],
+        described.guesses[inside],
         outside={
-            setting.config.digest(): features[row]
+            setting.config.digest(): described.features[row]
             for row, setting in enumerate(settings)
             if setting.params is None
         },
         enqueued=sum(settings[row].config in enqueued for row in inside),
+        quality=_of_quality(sweep, groups, described.first_of_quality),
     )
 
 
+def _of_quality(sweep: SweepConfig, groups: QualityGroups, first: int) -> QualityFeatures:
+    """What a sweep measures of the distribution of images. first: column of these features."""
+    names = {name for name, metric in groups.metrics.items() if metric.is_of_distribution}
+    objectives = [objective.metric for objective in sweep.objectives]
+    return QualityFeatures(
+        first,
+        frozenset(place for place, name in enumerate(objectives) if name in names),
+        frozenset(limit.text for limit in sweep.constraints if limit.metric in names),
+    )
+
+
+class Description(NamedTuple):
+    """What the surrogate knows of N settings before they run."""
+
+    features: Floats  # [N, d] columns of costs, then as many of quality
+    guesses: Floats  # [N, 2] of the seconds and of the quality, less is better
+
+    @property
+    def first_of_quality(self) -> int:
+        """The first column of quality."""
+        return self.features.shape[1] // 2
+
+
 def describe_settings(
-    configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]]
-) -> tuple[Floats, Floats]:
-    """Features [N, d] of settings from their predictions, and guesses [N, 2] of their seconds and
-    their quality.
+    configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]], cols: int | None
+) -> Description:
+    """Features of settings from their predictions, and guesses of their seconds and their quality.
 
-    values: [N] by name: the mean accepted length, and what the relaxation costs per token
-    (`MEASURES` of replay).
+    The features of costs are the logs of the passes per token, and of the levels and nodes drafted
+    per token; which drafter, tree and neighbourhood the setting has: 1 for its own, 0 for others;
+    the square roots of what the relaxation costs, since most rules are close to the exact one; and
+    what differs in their sampling. Those of quality are the same for a lossy setting. The quality
+    of a lossless one depends on its sampling alone, so that all of one sampling have the same
+    features: a relaxation that costs nothing, and for the rest the mean of the lossy settings.
 
-    The features are the logs of the passes per token, and of the levels and nodes drafted per
-    token; the square roots of what the relaxation costs, since most rules are close to the exact
-    one; and which drafter, tree and neighbourhood the setting has: 1 for its own, 0 for others. The
-    guess of the seconds takes a drafted level as a tenth of a pass; that of the quality is the mean
-    rank among the settings in what the relaxation costs.
+    The guess of the seconds takes a drafted level as a tenth of a pass; that of the quality is the
+    mean rank among the settings in what the relaxation costs.
+
+    Args:
+        configs: the settings.
+        values: [N] by name: the mean accepted length, and what the relaxation costs per token
+            (`MEASURES` of replay).
+        cols: tokens of an image row; None: not known.
     """
     passes = 1 / np.array(values[LENGTH], dtype=np.float64)
     bounds = [config.policy.bounds for config in configs]
     levels = np.array([bound.depth for bound in bounds])
     nodes = np.array([bound.nodes for bound in bounds])
+    is_lossless = np.array([config.is_lossless(config.sampling, cols) for config in configs])
     measures = [
-        np.array(entries, dtype=np.float64) for name, entries in values.items() if name != LENGTH
+        np.where(is_lossless, 0.0, np.array(entries, dtype=np.float64))
+        for name, entries in values.items()
+        if name != LENGTH
     ]
-    columns = [np.log(passes), np.log(passes * (1 + levels)), np.log(passes * (1 + nodes))]
-    columns += [np.sign(measure) * np.sqrt(np.abs(measure)) for measure in measures]
     parts = [
         [config.drafter.kind for config in configs],
         [config.policy.kind for config in configs],
         [config.acceptance.neighbourhood.kind for config in configs],
     ]
-    for kinds in parts:
-        names = sorted(set(kinds))
-        if len(names) > 1:
-            columns += [np.array([float(kind == name) for kind in kinds]) for name in names]
+    work = [np.log(passes), np.log(passes * (1 + levels)), np.log(passes * (1 + nodes))]
+    work += [column for kinds in parts for column in _is_kind(kinds)]
+    relaxation = [np.sign(measure) * np.sqrt(np.abs(measure)) for measure in measures]
+    relaxation += _sampling_columns(configs)
+    anywhere = np.stack(work)
+    if not is_lossless.all():
+        usual = anywhere[:, ~is_lossless].mean(axis=1, keepdims=True)
+        anywhere = np.where(is_lossless, usual, anywhere)
     ranks = [np.searchsorted(np.sort(measure), measure) for measure in measures]
     guesses = np.stack([passes * (1 + _LEVEL_COST * levels), np.mean(ranks, axis=0)], axis=1)
-    return np.stack(columns, axis=1), guesses
+    features = np.stack([*work, *relaxation, *anywhere, *relaxation], axis=1)
+    return Description(features, guesses)
+
+
+def _is_kind(kinds: Sequence[str]) -> list[Floats]:
+    """A column for each kind, if there are several: 1 for settings of it, 0 for others."""
+    names = sorted(set(kinds))
+    if len(names) == 1:
+        return []
+    return [np.array([float(kind == name) for kind in kinds]) for name in names]
+
+
+def _sampling_columns(configs: Sequence[DecodingConfig]) -> list[Floats]:
+    """Columns of what differs in the settings' sampling. Of top-k it is the inverse, which is 0 for
+    0, which keeps all.
+    """
+    entries = [
+        {} if config.sampling is None else config.sampling.to_mapping() for config in configs
+    ]
+    columns = []
+    for name in sorted({name for entry in entries for name in entry}):
+        values = [entry.get(name, 0.0) for entry in entries]
+        if any(isinstance(value, str) for value in values):
+            columns += _is_kind([str(value) for value in values])
+            continue
+        if name == "top_k":
+            values = [1 / value if value else 0.0 for value in values]
+        if len(set(values)) > 1:
+            columns.append(np.array(values, dtype=np.float64))
+    return columns
 
 
 @dataclass(frozen=True)

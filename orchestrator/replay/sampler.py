@@ -40,6 +40,19 @@ class PoolExhausted(ValueError):
     """Every setting of the pool has been proposed."""
 
 
+@dataclass(frozen=True, slots=True)
+class QualityFeatures:
+    """Which features of a pool describe the quality of images, and what depends on nothing else.
+
+    Settings whose images have one distribution have the same ones. So their quality is predicted as
+    one number, and what several of them were told to have is one observation.
+    """
+
+    first: int  # these features are those from this one on; the others describe everything else
+    objectives: frozenset[int]  # places of objectives that are metrics of the distribution
+    constraints: frozenset[str]  # names of constraints on such metrics
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SettingsPool:
     """N settings that a sampler chooses from.
@@ -61,6 +74,7 @@ class SettingsPool:
     # Features [d] of settings that no parameters describe, by their digest.
     outside: Mapping[str, Floats] = field(default_factory=dict)
     enqueued: int = 0  # number of settings of the pool that run in any case
+    quality: QualityFeatures | None = None  # None: everything depends on all features
     _rows: dict[Hashable, int] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -255,6 +269,11 @@ class ReplaySampler(BaseSampler):
 
         count = len(study.directions)
         names = sorted({name for trial in finished for name in trial.constraints})
+        columns = None
+        if (quality := self._pool.quality) is not None:
+            parts = (slice(quality.first), slice(quality.first, None))
+            columns = [parts[place in quality.objectives] for place in range(count)]
+            columns += [parts[name in quality.constraints] for name in names]
         return Observations(
             features=_stack(
                 [self._describe(trial) for trial in finished], self._pool.features.shape[1]
@@ -269,6 +288,7 @@ class ReplaySampler(BaseSampler):
             ),
             directions=[direction.name.lower() for direction in study.directions],
             reference=self._reference,
+            columns=columns,
         )
 
 

@@ -44,6 +44,8 @@ class Observations:
     # [m] the point that bounds the hypervolume; None: a tenth of each objective's range worse than
     # the worst value.
     reference: Floats | None = None
+    # Of each objective and each constraint, the features that it depends on; None: on all of them.
+    columns: Sequence[slice] | None = None
 
     @property
     def corner(self) -> Floats:
@@ -93,7 +95,7 @@ class Surrogate:
         self._outcomes += [
             _Outcome.constraint(violation) for violation in observations.violations.T
         ]
-        self.model = _fit(self._x, self._outcomes)
+        self.model = _fit(self._x, self._outcomes, observations.columns)
 
     def improvements(
         self, pending: Floats, candidates: Floats, *, samples: int, seed: int
@@ -196,19 +198,44 @@ def _column(index: int, samples: Tensor) -> Tensor:
     return samples[..., index]
 
 
-def _fit(x: Tensor, outcomes: Sequence[_Outcome]) -> ModelListGP:
+def _fit(x: Tensor, outcomes: Sequence[_Outcome], columns: Sequence[slice] | None) -> ModelListGP:
     from botorch.fit import fit_gpytorch_mll
     from botorch.models.gp_regression import SingleTaskGP
     from botorch.models.model_list_gp_regression import ModelListGP
+    from botorch.models.transforms.input import FilterFeatures
     from gpytorch.mlls import ExactMarginalLogLikelihood
 
     models = []
-    for outcome in outcomes:
-        model = SingleTaskGP(x, outcome.target, outcome.variance, outcome_transform=None)
+    for index, outcome in enumerate(outcomes):
+        rows = torch.arange(len(x))
+        transform = None
+        if columns is not None:
+            used = torch.arange(x.shape[1])[columns[index]]
+            transform = FilterFeatures(used)
+            rows = _distinct_rows(x[:, used], outcome.variance)
+        model = SingleTaskGP(
+            x[rows],
+            outcome.target[rows],
+            None if outcome.variance is None else outcome.variance[rows],
+            outcome_transform=None,
+            input_transform=transform,
+        )
         likelihood = ExactMarginalLogLikelihood(model.likelihood, model)
         fit_gpytorch_mll(likelihood, optimizer_kwargs={"options": {"ftol": _FIT_TOLERANCE}})
         models.append(model)
     return ModelListGP(*models)
+
+
+def _distinct_rows(x: Tensor, variance: Tensor | None) -> Tensor:
+    """Of the rows [n, d] that are equal, the one with the least variance, the first of several:
+    what is told of settings that are known to have one value is one measurement.
+    """
+    best: dict[tuple[float, ...], int] = {}
+    for row, point in enumerate(map(tuple, x.tolist())):
+        known = best.setdefault(point, row)
+        if variance is not None and float(variance[row]) < float(variance[known]):
+            best[point] = row
+    return torch.tensor(sorted(best.values()))
 
 
 @contextmanager

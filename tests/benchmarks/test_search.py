@@ -11,15 +11,18 @@ import numpy as np
 import pytest
 
 from benchmarks.atlas_table import RUNGS, Atlas, Floats
+from benchmarks.racing_strategies import scores_of
 from benchmarks.search import Outcome, images_needed, replay_seed
 from benchmarks.search_problem import BudgetSpent, Problem, Purchases
 from benchmarks.strategies import STRATEGIES, Encoding, conditional, epsilon_net, flat
 from orchestrator.front.compare import hypervolume
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tables import different_settings, make_table
 from workers.replay.prediction import MEASURES
 
 SETTINGS = 40
 FRONT = [0, 5, 9, 20]  # of the table without noise
+CHAIN = {"tree": {"policy": "chain", "length": 5}}
 CHEAP = ["random", "NSGA-II", "MO-ASHA", "racing", "random order, stops dominated trials"]
 
 
@@ -159,6 +162,32 @@ def test_images_needed_is_the_last_time_that_the_curve_rises_to_the_level() -> N
     assert images_needed(curve, 0.95) == 384
     assert images_needed(curve, 0.1) == 96
     assert images_needed(curve, 1.0) == math.inf
+
+
+def test_lossless_settings_have_one_fid(table: Atlas) -> None:
+    """A search sees vanilla's, or with `own` each one's; it is judged by their mean either way."""
+    exact = [row for row, config in enumerate(table.configs) if config.is_lossless(Sampling())]
+    assert exact[0] == 0
+    others = [row for row in range(SETTINGS) if row not in exact]
+    configs = (*table.configs[:-1], DecodingConfig.from_mapping({"drafter": "jacobi"} | CHAIN))
+    last = SETTINGS - 1
+    changed = replace(table, configs=(*configs[:-1], configs[-1].with_sampling(Sampling())))
+    changed = replace(
+        changed, costs=table.costs | {changed.shapes[-1]: next(iter(table.costs.values()))}
+    )
+    known, own = Problem.of(changed, 0), Problem.of(changed, 0, own=True)
+    assert set(known.group) == {*exact, last}
+    assert not len(own.group)
+    assert (known.seen[:, known.group, 1] == known.seen[:, :1, 1]).all()
+    assert (own.seen[:, last, 1] != own.seen[:, 0, 1]).any()
+    assert (known.seen[:, :, 0] == own.seen[:, :, 0]).all()
+    kept = [row for row in others if row != last]
+    assert (known.seen[:, kept] == own.seen[:, kept]).all()
+    for problem in (known, own):
+        assert len(set(problem.judged[known.group, 1].tolist())) == 1
+        assert (problem.judged == known.judged).all()
+    assert scores_of(known, last, 0).known == {1: "lossless"}
+    assert not scores_of(own, last, 0).known
 
 
 def test_a_strategy_that_knows_the_front_needs_its_images_only(problem: Problem) -> None:

@@ -50,7 +50,15 @@ class Prediction:
     @classmethod
     def vanilla(cls, images: int) -> Prediction:
         """One token per pass, without any relaxation: known, not predicted."""
-        return cls({name: Estimate(float(name == LENGTH), 0.0, images) for name in QUANTITIES})
+        return cls.lossless(Estimate(1.0, 0.0, images))
+
+    @classmethod
+    def lossless(cls, length: Estimate, *, approximate: bool = False) -> Prediction:
+        """A mean accepted length without any relaxation: a lossless setting has none, whatever
+        recorded steps say up to rounding.
+        """
+        known = {name: Estimate(0.0, 0.0, length.n) for name in MEASURES}
+        return cls({LENGTH: length, **known}, approximate)
 
 
 @dataclass(frozen=True, eq=False)

@@ -150,6 +150,13 @@ class Replayer:
         """
         if config.is_vanilla:
             return Prediction.vanilla(len(self.requests))
+        predicted = self._from_recordings(config)
+        if not config.is_lossless(config.sampling, self.models.target.grid.cols):
+            return predicted
+        length = predicted.mean_accepted_length
+        return Prediction.lossless(length, approximate=predicted.approximate)
+
+    def _from_recordings(self, config: DecodingConfig) -> Prediction:
         recordings = self._recordings[recording_key(config)]
         tables = build_tables(config, self.models.target)
         if config.drafter.keeps_window:

@@ -18,13 +18,16 @@ from orchestrator.replay.predict import (
     sample_settings,
 )
 from orchestrator.replay.sampler import SettingsPool
+from orchestrator.store.lossless import QualityGroups
 from search_spaces.params import ConfigError
 from search_spaces.sweep import SweepConfig
+from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.records import write_shard
 from workers.data.shards import PREDICTIONS, PredictTask
 from workers.data.storage import Storage
 from workers.loading.models import Capabilities
+from workers.metrics.definition import FEATURES, REFERENCE, TIMINGS, Metric
 from workers.replay.prediction import LENGTH, QUANTITIES
 
 SWEEP = """
@@ -48,6 +51,9 @@ EVERYTHING = Capabilities(
     sampling=Sampling(),
     drafters={"eagle": None},
 )
+FID = Metric("fid", "minimize", needs=(FEATURES, REFERENCE))
+SPEED = Metric("speedup", "maximize", unit="x", needs=(TIMINGS,))
+GROUPS = QualityGroups({"speedup": SPEED, "fid": FID}, Sampling(cfg=1.5), 8)
 
 
 def read(changes: dict[str, Any] | None = None) -> SweepConfig:
@@ -79,7 +85,7 @@ def sweep_pool(
 ) -> SettingsPool:
     if (task := prediction_task(sweep, storage, EVERYTHING, lambda line: None)) is not None:
         worker(task)
-    return read_pool(sweep, storage, experiment)
+    return read_pool(sweep, storage, experiment, GROUPS)
 
 
 def test_a_pool_is_predicted_once_and_read_again(tmp_path: Path) -> None:
@@ -185,20 +191,65 @@ def test_unusable_options_are_refused_by_their_key(option: str, value: object) -
 
 
 def test_features_are_counts_and_costs() -> None:
-    """Exact values: passes, drafted levels and nodes per token; square roots of costs; one column
-    per kind.
+    """Exact values: passes, drafted levels and nodes per token; one column per kind; square roots
+    of costs.
     """
-    chain = DecodingConfig.from_mapping(
-        {"drafter": "eagle", "tree": {"policy": "chain", "length": 3}}
+    chain, window = (
+        DecodingConfig.from_mapping(
+            {
+                "drafter": drafter,
+                "tree": {"policy": "chain", "length": 3},
+                "acceptance": {"schedule": "constant", "budget": 1.5},
+            }
+        )
+        for drafter in ("eagle", "jacobi")
     )
-    values = {LENGTH: [1.0, 2.0], "excess": [0.0, 0.25], "surprise": [0.0, -0.09]}
-    features, guesses = describe_settings([DecodingConfig(), chain], values)
-    expected = [[0, 0, 0, 0, 0], [np.log(1 / 2), np.log(4 / 2), np.log(4 / 2), 0.5, -0.3]]
-    assert np.allclose(guesses, [[1.0, 0.5], [1.3 / 2, 0.5]]), (
-        "the mean of ranks 0 and 1, and of 1 and 0"
-    )
-    assert np.allclose(features[:, :5], expected)
-    assert features[:, 5:].tolist() == [
-        [0.0, 1.0, 0.0, 1.0],
-        [1.0, 0.0, 1.0, 0.0],
-    ], "drafter, tree; one neighbourhood"
+    values = {LENGTH: [1.0, 2.0, 1.5], "excess": [0.0, 0.25, 1.0], "surprise": [0.0, -0.09, 0.04]}
+    configs = [DecodingConfig(), chain, window]
+    features, guesses = described = describe_settings(configs, values, cols=8)
+    assert np.allclose(guesses, [[1.0, 0.5], [1.3 / 2, 0.5], [1.3 / 1.5, 2.0]]), "mean ranks"
+    counts = [
+        [0, 0, 0],
+        [np.log(1 / 2), np.log(4 / 2), np.log(4 / 2)],
+        [np.log(1 / 1.5), np.log(4 / 1.5), np.log(4 / 1.5)],
+    ]
+    kinds = [[0, 0, 1, 0, 1], [1, 0, 0, 1, 0], [0, 1, 0, 1, 0]]  # drafter, tree
+    relaxation = [[0, 0], [0.5, -0.3], [1.0, 0.2]]
+    expected = np.hstack([counts, kinds, relaxation])
+    first = described.first_of_quality
+    assert np.allclose(features[:, :first], expected)
+    assert np.allclose(features[1:, first:], expected[1:])
+    anywhere = [*expected[1:, :-2].mean(axis=0), 0, 0]
+    assert np.allclose(features[0, first:], anywhere), "vanilla's quality depends on no drafter"
+
+
+def test_what_differs_in_the_sampling_is_described() -> None:
+    samplings = [
+        Sampling(cfg=1.5),
+        Sampling(cfg=1.5, top_k=100),
+        Sampling(cfg=3.0, dynamic_temperature=EntropyTemperature()),
+    ]
+    configs = [DecodingConfig(sampling=sampling) for sampling in samplings]
+    values = {name: [1.0] * 3 for name in QUANTITIES}
+    described = describe_settings(configs, values, cols=8)
+    quality = described.features[:, described.first_of_quality :]
+    varying = quality[:, np.ptp(quality, axis=0) > 0]
+    assert varying.T.tolist() == [
+        [0.0, 0.0, 2.5],  # amplitude
+        [1.5, 1.5, 3.0],  # guidance
+        [1.0, 1.0, 0.0],  # constant temperature
+        [0.0, 0.0, 1.0],  # by entropy
+        [0.0, 0.0, 3.0],  # scale
+        [0.0, 0.0, 0.6],  # theta
+        [0.0, 0.01, 0.0],  # the inverse of top-k
+    ]
+
+
+def test_a_pool_says_what_depends_on_the_quality_of_images_alone(tmp_path: Path) -> None:
+    limits = ["fid <= 1.1 * vanilla", "speedup >= 1"]
+    changes = {"objectives": ["speedup", "fid"], "constraints": limits}
+    pool = sweep_pool(read(changes), Storage(str(tmp_path)), "e1", Worker(Storage(str(tmp_path))))
+    assert pool.quality is not None
+    assert pool.quality.objectives == {1}
+    assert pool.quality.constraints == {"fid <= 1.1 * vanilla"}
+    assert pool.features.shape[1] == 2 * pool.quality.first

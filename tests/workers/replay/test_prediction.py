@@ -18,7 +18,7 @@ from workers.loading.models_yaml import load_folder
 from workers.metrics.estimate import MetricUnavailable
 from workers.models.target import Grid
 from workers.replay.outcomes import StepOutcomes, step_outcomes
-from workers.replay.prediction import Prediction, predict
+from workers.replay.prediction import MEASURES, Prediction, predict
 from workers.replay.recording import StepRecorder
 from workers.replay.replayer import Replayer
 from workers.replay.subtrees import subtree
@@ -101,6 +101,18 @@ def test_accepted_lengths_of_windows_are_those_of_a_run(
 
 
 @pytest.mark.slow(seconds=8)
+def test_a_lossless_setting_costs_no_quality(windows: Replayer) -> None:
+    """Exactly, and a rule that accepts less often than the exact one is lossless too."""
+    for acceptance in ("exact", {"schedule": "constant", "budget": 0.8}):
+        predicted = windows.predict(config(6, acceptance, "jacobi"))
+        assert 1 < predicted.mean_accepted_length.value < 7
+        assert predicted.mean_accepted_length.error > 0
+        costs = [predicted.values[name] for name in MEASURES]
+        assert [(cost.value, cost.error) for cost in costs] == [(0.0, 0.0)] * len(MEASURES)
+    relaxed = windows.predict(config(6, {"schedule": "constant", "budget": 2.0}, "jacobi"))
+    assert relaxed.values["excess"].value > 0.01
+
+
 def test_a_window_longer_than_the_recorded_ones_is_refused(windows: Replayer) -> None:
     with pytest.raises(ConfigError) as refused:
         windows.predict(config(7, "exact", "jacobi"))
