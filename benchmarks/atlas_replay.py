@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.atlas_table import SPANS, Atlas, Floats
-from orchestrator.replay.predict import Description, describe_settings
+from orchestrator.replay.predict import describe_settings
 from orchestrator.replay.surrogate import Observations, Surrogate
 from workers.metrics.estimate import Estimate, jackknife_error
 from workers.replay.correction import Correction, Observation
@@ -83,12 +83,14 @@ def described_rows(atlas: Atlas) -> tuple[NDArray[np.intp], dict[str, Floats]]:
     return np.flatnonzero(~np.isnan(np.stack(list(values.values()))).any(axis=0)), values
 
 
-def described_settings(atlas: Atlas) -> tuple[NDArray[np.intp], Description]:
-    """Rows that replay describes, vanilla first, and what the sampler knows of them."""
+def described_settings(atlas: Atlas) -> tuple[NDArray[np.intp], Floats, Floats]:
+    """Rows that replay describes, vanilla first, their features, and guesses of their
+    objectives.
+    """
     rows, values = described_rows(atlas)
     configs = [atlas.configs[row] for row in rows]
     known = {name: column[rows].tolist() for name, column in values.items()}
-    return rows, describe_settings(configs, known, cols=None)
+    return rows, *describe_settings(configs, known, cols=None)
 
 
 def measures(atlas: Atlas) -> dict[str, Mapping[str, Floats]]:
@@ -106,9 +108,9 @@ def left_out_predictions(atlas: Atlas, metric: str) -> Floats:
     """What the sampler's Gaussian process, fitted to all other settings, predicts of each setting's
     metric [S]. The values are those that the process is fitted to: scaled, and in logs.
     """
-    rows, described = described_settings(atlas)
+    rows, features, _ = described_settings(atlas)
     rows = rows[1:]
-    features = described.features[1:, : described.first_of_quality]
+    features = features[1:, : features.shape[1] // 2]  # of costs
     measured = atlas.quality[metric][rows, SPANS.index(_EVERYTHING)]
     errors = jackknife_error(torch.from_numpy(measured[:, 1:].T)).numpy()
     none = np.zeros((len(rows), 0))

@@ -90,9 +90,8 @@ class ReplayProposals:
 
     def __call__(self, purchases: Purchases, seed: int) -> Iterator[int]:
         problem = purchases.problem
-        rows, described = described_settings(problem.atlas)
-        first = described.first_of_quality
-        features = described.features
+        rows, features, guesses = described_settings(problem.atlas)
+        first = features.shape[1] // 2
         quality: QualityFeatures | None = QualityFeatures(first, frozenset({1}), frozenset())
         if not len(problem.group):
             features = features[:, :first]
@@ -101,7 +100,7 @@ class ReplayProposals:
         pool = SettingsPool(
             [{"row": int(row)} for row in inside],
             features[rows != 0],
-            described.guesses[rows != 0],
+            guesses[rows != 0],
             quality=quality,
         )
         study = optuna.create_study(directions=list(DIRECTIONS))

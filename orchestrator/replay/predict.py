@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import optuna
@@ -225,20 +225,21 @@ def read_pool(
     values = {
         name: [setting.prediction.values[name].value for setting in settings] for name in QUANTITIES
     }
-    described = describe_settings([setting.config for setting in settings], values, groups.cols)
+    configs = [setting.config for setting in settings]
+    features, guesses = describe_settings(configs, values, groups.cols)
     inside = [row for row, setting in enumerate(settings) if setting.params is not None]
     enqueued = {*(entry.config for entry in sweep.enqueue), *earlier}
     return SettingsPool(
         [setting.params for setting in settings if setting.params is not None],
-        described.features[inside],
-        described.guesses[inside],
+        features[inside],
+        guesses[inside],
         outside={
-            setting.config.digest(): described.features[row]
+            setting.config.digest(): features[row]
             for row, setting in enumerate(settings)
             if setting.params is None
         },
         enqueued=sum(settings[row].config in enqueued for row in inside),
-        quality=_of_quality(sweep, groups, described.first_of_quality),
+        quality=_of_quality(sweep, groups, features.shape[1] // 2),
     )
 
 
@@ -253,22 +254,11 @@ def _of_quality(sweep: SweepConfig, groups: QualityGroups, first: int) -> Qualit
     )
 
 
-class Description(NamedTuple):
-    """What the surrogate knows of N settings before they run."""
-
-    features: Floats  # [N, d] columns of costs, then as many of quality
-    guesses: Floats  # [N, 2] of the seconds and of the quality, less is better
-
-    @property
-    def first_of_quality(self) -> int:
-        """The first column of quality."""
-        return self.features.shape[1] // 2
-
-
 def describe_settings(
     configs: Sequence[DecodingConfig], values: Mapping[str, Sequence[float]], cols: int | None
-) -> Description:
-    """Features of settings from their predictions, and guesses of their seconds and their quality.
+) -> tuple[Floats, Floats]:
+    """Features [N, d] of settings from their predictions, half of them of costs and then half of
+    quality; and guesses [N, 2] of their seconds and their quality, less is better.
 
     The features of costs are the logs of the passes per token, and of the levels and nodes drafted
     per token; which drafter, tree and neighbourhood the setting has: 1 for its own, 0 for others;
@@ -311,8 +301,7 @@ def describe_settings(
         anywhere = np.where(is_lossless, usual, anywhere)
     ranks = [np.searchsorted(np.sort(measure), measure) for measure in measures]
     guesses = np.stack([passes * (1 + _LEVEL_COST * levels), np.mean(ranks, axis=0)], axis=1)
-    features = np.stack([*work, *relaxation, *anywhere, *relaxation], axis=1)
-    return Description(features, guesses)
+    return np.stack([*work, *relaxation, *anywhere, *relaxation], axis=1), guesses
 
 
 def _is_kind(kinds: Sequence[str]) -> list[Floats]:

@@ -10,7 +10,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from benchmarks.atlas_table import RUNGS, Atlas, Floats
+from benchmarks.atlas_table import RUNGS, Atlas, Floats, StepCost
 from benchmarks.racing_strategies import scores_of
 from benchmarks.search import Outcome, images_needed, replay_seed
 from benchmarks.search_problem import BudgetSpent, Problem, Purchases
@@ -169,12 +169,10 @@ def test_lossless_settings_have_one_fid(table: Atlas) -> None:
     exact = [row for row, config in enumerate(table.configs) if config.is_lossless(Sampling())]
     assert exact[0] == 0
     others = [row for row in range(SETTINGS) if row not in exact]
-    configs = (*table.configs[:-1], DecodingConfig.from_mapping({"drafter": "jacobi"} | CHAIN))
+    chain = DecodingConfig.from_mapping({"drafter": "jacobi"} | CHAIN).with_sampling(Sampling())
+    costs = {**table.costs, chain.shape.key: StepCost(0.0, 0.01, 0.0)}
+    changed = replace(table, configs=(*table.configs[:-1], chain), costs=costs)
     last = SETTINGS - 1
-    changed = replace(table, configs=(*configs[:-1], configs[-1].with_sampling(Sampling())))
-    changed = replace(
-        changed, costs=table.costs | {changed.shapes[-1]: next(iter(table.costs.values()))}
-    )
     known, own = Problem.of(changed, 0), Problem.of(changed, 0, own=True)
     assert set(known.group) == {*exact, last}
     assert not len(own.group)

@@ -56,8 +56,8 @@ def features() -> tuple[Floats, int]:
     # the relaxation of lossless settings is predicted with noise, which must not matter
     noise = 0.01 * np.random.default_rng(0).random(len(CONFIGS))
     values = {name: (BUDGETS - 1 + noise).tolist() for name in MEASURES}
-    described = describe_settings(CONFIGS, {LENGTH: lengths, **values}, cols=8)
-    return described.features, described.first_of_quality
+    table, _ = describe_settings(CONFIGS, {LENGTH: lengths, **values}, cols=8)
+    return table, table.shape[1] // 2
 
 
 def _predicted() -> Sequence[tuple[DecodingConfig, float]]:
@@ -130,23 +130,18 @@ def test_a_setting_of_a_measured_group_has_its_value_and_its_error() -> None:
         assert spread[rows] == pytest.approx(spread[0])
         relative = ERROR / told
         assert abs(mean[0] - np.log(told)) < relative
-        assert 0.3 * relative < spread[0] <= 1.05 * relative
+        assert 0.7 * relative < spread[0] <= 1.05 * relative, "told to four settings"
         assert abs(np.exp(mean[0]) - LEVEL[WARM]) < 3.5 * ERROR
 
 
 def test_a_group_s_value_is_one_measurement_however_many_members_were_told_it() -> None:
-    """Four members of a group, or one of them: the same prediction of quality."""
+    """Four members of a group, or one of them: nearly the same prediction of quality. Values are
+    scaled by those that were told.
+    """
     once = [row for row in TOLD if row not in (1, 2, 3)]
     many, one = (predicted_fid(observed(rows)) for rows in (TOLD, once))
-    shown = _same_scale(observed(TOLD), observed(once))
-    assert np.allclose(many[0], one[0], atol=shown)
-    assert np.allclose(many[1], one[1], atol=shown)
-
-
-def _same_scale(*seen: Observations) -> float:
-    """Settings are weighed alike, but values are scaled by those that were told."""
-    spreads = [float(np.log(entry.values[:, 1]).std()) for entry in seen]
-    return 0.1 * max(spreads)
+    assert many[0] == pytest.approx(one[0], abs=0.02)
+    assert many[1] == pytest.approx(one[1], rel=0.15)
 
 
 def test_another_sampling_is_learnt_from_its_own_settings() -> None:
