@@ -212,7 +212,7 @@ def _fit(x: Tensor, outcomes: Sequence[_Outcome], columns: Sequence[slice] | Non
         if columns is not None:
             used = torch.arange(x.shape[1])[columns[index]]
             transform = FilterFeatures(used)
-            rows = _distinct_rows(x[:, used], outcome.variance)
+            rows = _first_rows(x[:, used])
         model = SingleTaskGP(
             x[rows],
             outcome.target[rows],
@@ -226,16 +226,14 @@ def _fit(x: Tensor, outcomes: Sequence[_Outcome], columns: Sequence[slice] | Non
     return ModelListGP(*models)
 
 
-def _distinct_rows(x: Tensor, variance: Tensor | None) -> Tensor:
-    """Of the rows [n, d] that are equal, the one with the least variance, the first of several:
-    what is told of settings that are known to have one value is one measurement.
+def _first_rows(x: Tensor) -> Tensor:
+    """Of the rows [n, d] that are equal, the first: what was told of settings that are known to
+    have one value is one measurement.
     """
-    best: dict[tuple[float, ...], int] = {}
+    first: dict[tuple[float, ...], int] = {}
     for row, point in enumerate(map(tuple, x.tolist())):
-        known = best.setdefault(point, row)
-        if variance is not None and float(variance[row]) < float(variance[known]):
-            best[point] = row
-    return torch.tensor(sorted(best.values()))
+        first.setdefault(point, row)
+    return torch.tensor(list(first.values()))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.front.pareto import Floats
 from orchestrator.replay.predict import describe_settings
-from orchestrator.replay.surrogate import Observations, Surrogate, _distinct_rows
+from orchestrator.replay.surrogate import Observations, Surrogate, _first_rows
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.replay.prediction import LENGTH, MEASURES
 
@@ -176,8 +176,9 @@ def test_settings_of_a_group_are_equally_good_in_every_draw() -> None:
     assert spreads[False] > 0.3 * ERROR
 
 
-def test_equal_rows_are_one() -> None:
-    x = torch.tensor([[0.0, 1.0], [0.5, 1.0], [0.0, 1.0], [0.5, 1.0]]).double()
-    variance = torch.tensor([[2.0], [1.0], [1.0], [1.0]])
-    assert _distinct_rows(x, variance).tolist() == [1, 2]
-    assert _distinct_rows(x, None).tolist() == [0, 1]
+def test_the_first_of_equal_rows_counts() -> None:
+    """So a setting that claims to be lossless and fails its check does not change its group's
+    value.
+    """
+    x = torch.tensor([[0.0, 1.0], [0.5, 1.0], [0.0, 1.0], [0.5, 1.0], [0.5, 0.0]]).double()
+    assert _first_rows(x).tolist() == [0, 1, 4]
