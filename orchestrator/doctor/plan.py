@@ -301,6 +301,7 @@ def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
     """
     shapes = work.sessions.shapes
     sizes = work.sessions.sizes
+    checks = work.sweep.quality.lossless == "check"
     timed = [
         f"the trials have {counted(shapes, 'shape')} besides vanilla's: those of `enqueue` and of "
         f"random settings of the space; {min(shapes, MAX_SHAPES)} of them are on the front"
@@ -319,6 +320,7 @@ def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
             "long as the slowest of the three"
         ),
         f"every trial except vanilla costs as much as {work.label}, with full caches",
+        *(["lossless trials draw as many images as others; most need fewer"] if checks else []),
         (
             f"{format_bytes(RESERVED_BYTES)} of each GPU are reserved for its context and "
             "fragmentation; loading time and metric nets without files are not included"

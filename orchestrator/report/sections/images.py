@@ -95,9 +95,11 @@ def _captions(trial: PageTrial) -> tuple[Any, Any]:
 
 
 def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial, Rows]]:
-    """The trials with rows for the first `CAPTIONS` captions of the first readable one, once per
-    key; notes others.
+    """The trials with rows for the first captions of the first readable one, once per key; notes
+    others. There are at most `CAPTIONS`, and no more than each complete trial has.
     """
+    complete = [trial.record.images for trial in trials if trial.record.is_complete]
+    count = min([CAPTIONS, *complete])
     others = iter(_unique(trials))
     found: dict[str, tuple[PageTrial, Rows]] = {}
     first: Rows = {}
@@ -106,7 +108,7 @@ def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial
         if isinstance(rows, ValueError):
             note(str(rows))
         elif rows:
-            first = dict(sorted(rows.items())[:CAPTIONS])
+            first = dict(sorted(rows.items())[:count])
             found[trial.key] = trial, first
             break
     left = list(others)
@@ -115,7 +117,7 @@ def _comparable(trials: Sequence[PageTrial], note: Note) -> list[tuple[PageTrial
     ):
         if isinstance(rows, ValueError):
             note(str(rows))
-        elif not rows:
+        elif len(rows) < len(first):  # racing stopped it before
             continue
         elif all(key in rows and rows[key][0] == caption for key, (caption, _) in first.items()):
             found[trial.key] = trial, {key: rows[key] for key in first}

@@ -158,6 +158,25 @@ def test_a_trial_of_other_captions_is_left_out_with_a_note(tmp_path: Path) -> No
     assert [text.split(": trial ")[1][0] for text in notes] == ["1", "2"]
 
 
+def test_as_many_images_are_compared_as_each_complete_trial_has(tmp_path: Path) -> None:
+    """A lossless trial draws fewer, and one that racing stopped is left out."""
+    write_drawn_sweep(tmp_path, captions(CAPTIONS), trials=4)
+    sweep = Sweep.open(tmp_path)
+    for number, count in ((1, 20), (2, 10)):
+        for shard in sweep.records[number].image_shards:
+            table, metadata = read_shard(sweep.storage, shard)
+            write_shard(sweep.storage, shard, table.slice(0, count), metadata)
+    records = list(sweep.records)
+    records[1] = replace(records[1], images=20)
+    records[2] = replace(records[2], images=10, state="stopped")
+    notes: list[str] = []
+    trials = page_trials({"sweep": replace(sweep, records=tuple(records))})
+    data = images.images(about(trials, notes.append))
+    assert notes == []
+    assert len(data["captions"]) == 20
+    assert set(data["sheets"]) == {records[number].digest for number in (0, 1, 3)}
+
+
 def test_what_cannot_be_read_is_left_out_with_a_note(tmp_path: Path) -> None:
     records = write_drawn_sweep(tmp_path, captions(5), trials=3)
     (tmp_path / records[1].shards[0]).write_bytes(b"PAR1")
