@@ -9,8 +9,9 @@ are on a trade-off curve, or behind it. Each setting has 192 images of the same 
 an image has a number of passes, 8 features (fid is the squared distance of their mean to the
 reference's, which like the Fréchet distance is biased by trace(covariance) / n) and a score, the
 third objective. Captions share most of their noise among settings. Speeds are passes times costs
-from simulated timing sessions: a session has noise of its own for every reading, unit and setting.
-The errors are about the quick start's.
+from simulated timing sessions of one sitting on a quiet machine: the sitting has noise that its
+sessions share, and a session noise of its own for every reading, unit and setting. The errors are
+about the quick start's.
 
 A setting is on the true front if no other is at least as good in all expected values and better in
 one. `said` is the mean share of draws, `true` the share of these settings that are on the true
@@ -35,7 +36,7 @@ from orchestrator.front.pareto import SAMPLES, Floats, front_confidence, nondomi
 from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.metrics.costs import Prices, Session
+from workers.metrics.costs import COMMON_SHARE, QUIET, Prices, Session
 from workers.metrics.definition import FEATURES, REFERENCE, TIMINGS, Metric
 from workers.metrics.estimate import BLOCKS, Estimate
 
@@ -182,12 +183,15 @@ def _measured_speeds(
     rng: np.random.Generator, configs: Sequence[DecodingConfig], passes: Floats, costs: Floats
 ) -> list[Estimate]:
     """The measured speed-ups of settings with these true passes and costs of a pass [n]."""
+    day = QUIET.ratio * np.sqrt(1 - COMMON_SHARE) * rng.standard_normal(len(configs))
+    day += QUIET.ratio * np.sqrt(COMMON_SHARE) * rng.standard_normal()
+    day[0] = 0.0
     sessions = []
     order = rng.permutation(np.arange(1, len(configs)))
     for number, start in enumerate(range(0, len(order), _TIMED_TOGETHER)):
         rows = [0, *order[start : start + _TIMED_TOGETHER].tolist()]
         shape = (len(rows), _UNITS)
-        state = _STATE * rng.standard_normal((len(rows), 1))
+        state = day[rows, None] + _STATE * rng.standard_normal((len(rows), 1))
         state[0] = 0.0
         logs = state + _MOMENT * rng.standard_normal(_UNITS) + _READING * rng.standard_normal(shape)
         counts = np.broadcast_to(passes[rows, None], shape)

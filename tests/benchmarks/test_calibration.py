@@ -37,8 +37,8 @@ def said_90_percent(objectives: int, kind: str) -> tuple[int, int]:
 
 
 def test_nine_of_ten_settings_that_are_said_to_be_on_the_front_in_nine_of_ten_draws_are() -> None:
-    """Of about 150 settings of two and three objectives. If 92 % of them are, less than 82 or more
-    than 99 % are found with a probability of 1e-4.
+    """Of about 160 settings of two and three objectives. If 93 % of them are, less than 82 or more
+    than 99 % are found with a probability of 2e-4.
     """
     counts, found = np.sum([said_90_percent(objectives, AFTER) for objectives in (2, 3)], axis=0)
     assert 0.82 <= found / counts <= 0.99
@@ -47,17 +47,17 @@ def test_nine_of_ten_settings_that_are_said_to_be_on_the_front_in_nine_of_ten_dr
 def test_lossless_settings_with_their_own_measured_qualities_are_said_to_be_on_it_too_often() -> (
     None
 ):
-    """Of about 120 settings of three objectives. If 65 % are, more than 80 % are found with a
-    probability of 3e-4.
+    """Of about 130 settings of three objectives. If 73 % are, more than 85 % are found with a
+    probability of 1e-3.
     """
     counts, found = said_90_percent(3, BEFORE)
-    assert found / counts <= 0.8
+    assert found / counts <= 0.85
 
 
 def test_errors_that_are_known_do_no_better() -> None:
-    """Of about 100 settings; if 86 % are, less than 74 % are found with a probability of 1e-3."""
+    """Of about 100 settings; if 90 % are, less than 78 % are found with a probability of 3e-4."""
     counts, found = np.sum([said_90_percent(n, KNOWN_ERRORS) for n in (2, 3)], axis=0)
-    assert found / counts >= 0.74
+    assert found / counts >= 0.78
 
 
 def test_measured_values_are_about_the_truth() -> None:
