@@ -25,7 +25,6 @@ from orchestrator.run.timing import Sessions, session_of
 from orchestrator.store import events
 from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.names import SettingNames
-from orchestrator.store.prices import is_priced
 from orchestrator.store.records import EarlyStop, Measurement, State, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
@@ -34,9 +33,10 @@ from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate, jackknife_error
 
 BASELINE = 0  # number of vanilla's trial
-# relative standard error of the passes at which a trial ends whose quality is known, if it has no
-# speed
-_PRECISION = 0.01
+# The relative standard error of its passes at which a trial ends whose quality is known. That of
+# costs is larger: what changes from one sitting to the next alone is 0.03 (see
+# `workers.metrics.costs.QUIET`).
+_PRECISION = 0.02
 
 # yields a trial's measurements one by one, and returns its record
 Steps = Generator[Task, Result, TrialRecord]
@@ -185,6 +185,16 @@ class Plan:
         return Task.of(work.name(), work, needs)
 
 
+def _is_precise(measurement: Measurement) -> bool:
+    """Whether the passes are so precise that more images would hardly lower the error of the speed.
+    It depends on the images alone, so it is the same on every machine.
+    """
+    return all(
+        len(without) > 1 and jackknife_error(np.array(without)) <= _PRECISION * passes
+        for passes, *without in measurement.passes.values()
+    )
+
+
 def names(tasks: Iterable[Task]) -> tuple[str, ...]:
     return tuple(task.name for task in tasks)
 
@@ -296,7 +306,7 @@ class Trials:
         self, proposal: Proposal, config: DecodingConfig, timings: Sequence[Task]
     ) -> Generator[Task, Result, TrialRecord | None]:
         """Measure the speed of a trial whose quality is known, and check its tokens, on as many
-        images as the speed needs; None if the check fails, so that its quality must be measured.
+        images as its passes need; None if the check fails, so that its quality must be measured.
         """
         progress = self._begin(proposal.number, None)
         rungs = self.plan.check_rungs(config)
@@ -313,24 +323,11 @@ class Trials:
             check = measurement.check
             if check is None or not check.passed:
                 return None
-            if rung is rungs[-1] or self._is_precise(measurement):
+            if rung is rungs[-1] or _is_precise(measurement):
                 break
         problem = self._missing(measurement, has_known_quality=True)
         state: State = "failed" if problem else "complete"
         return self._measured_record(proposal, state, problem, progress, measurement, rung, timings)
-
-    def _is_precise(self, measurement: Measurement) -> bool:
-        """Whether more images would hardly lower the error of the speed, because the costs' noise
-        is more than half of its variance; without speeds, whether the passes are precise.
-        """
-        metrics = measurement.metrics.items()
-        speeds = [entry for name, entry in metrics if is_priced(name) and entry.noise > 0]
-        if speeds:
-            return all(entry.error**2 <= 2 * entry.noise**2 for entry in speeds)
-        return all(
-            len(without) > 1 and jackknife_error(np.array(without)) <= _PRECISION * passes
-            for passes, *without in measurement.passes.values()
-        )
 
     def _begin(self, number: int, stopped: TrialRecord | None) -> _Progress:
         """What is known of a trial before it runs: nothing, or what its record says if racing had

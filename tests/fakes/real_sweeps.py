@@ -287,7 +287,7 @@ def assert_same(one: SweepRun, other: SweepRun, trials: int | None = None) -> No
 
 def assert_every_image_once(run: SweepRun, count: int) -> None:
     """Each setting has each of the `count` captions once, both in its shards and by its trials'
-    records.
+    records; lossless ones, whose tokens were checked, the first of them.
     """
     tables = images(run.store)
     settings = {record.digest: record for record in run.records if record.state == "complete"}
@@ -295,9 +295,17 @@ def assert_every_image_once(run: SweepRun, count: int) -> None:
         name for record in settings.values() for name in record.shards if "/quality-" in name
     }
     assert {f"shards/{name}" for name in tables} == recorded
-    for record in settings.values():
-        shards = [name.removeprefix("shards/") for name in record.shards if "/quality-" in name]
-        captions = [
-            caption for name in shards for caption in tables[name]["caption_id"].to_pylist()
+    captions = {
+        record.digest: [
+            caption
+            for shard in record.image_shards
+            for caption in tables[shard.removeprefix("shards/")]["caption_id"].to_pylist()
         ]
-        assert len(captions) == len(set(captions)) == record.images == count
+        for record in settings.values()
+    }
+    order = captions[run.records[0].digest]
+    assert len(set(order)) == len(order) == count
+    for digest, record in settings.items():
+        is_short = record.check is not None and record.check.passed
+        assert captions[digest] == order[: record.images]
+        assert is_short or record.images == count
