@@ -35,6 +35,7 @@ from workers.data.shards import (
     FACTS,
     PREDICTIONS,
     TAKEN_FROM,
+    TOKEN_CHECK,
     MeasureTask,
     PredictTask,
     QualityShard,
@@ -43,7 +44,7 @@ from workers.data.shards import (
     TimingSession,
 )
 from workers.decoding.token_check import TokenCheck
-from workers.decoding.token_checker import check_images
+from workers.decoding.token_checker import READ_TOGETHER, TokenChecker
 from workers.metrics.costs import batch_passes
 from workers.metrics.definition import IMAGES, REFERENCE
 from workers.metrics.estimate import Estimate
@@ -52,7 +53,7 @@ from workers.metrics.registry import compute_metrics, select_metrics
 from workers.models.target import Target
 from workers.runtime.device import versions
 from workers.runtime.loaded import LoadedSweep
-from workers.runtime.memory import guard_memory, in_chunks
+from workers.runtime.memory import OutOfMemory, guard_memory, in_chunks
 from workers.runtime.sessions import run_session
 from workers.runtime.shard_tables import ShardReader, quality_table, requests_of, shard_metadata
 from workers.runtime.specification import WorkerSpec
@@ -262,7 +263,10 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
     result = _trial_metrics(shards, task, {metric.name: metric for metric in metrics}, others)
     result["skipped"] |= unavailable
     if task.check:
-        result["check"] = asdict(_check_tokens(worker, shards, task))
+        try:
+            result["check"] = asdict(_check_tokens(worker, shards, task))
+        except OutOfMemory as error:  # the images are worth more than their check
+            result["skipped"][TOKEN_CHECK] = str(error)
     result["pictures"] = _plot_pictures(shards, task, target, task.config.digest())
     result = {"name": name, **result, **_timed(worker, start)}
     worker.storage.write(name, dump_checked(result, indent=1))
@@ -270,17 +274,24 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
 
 
 def _check_tokens(worker: LoadedSweep, shards: ShardReader, task: MeasureTask) -> TokenCheck:
-    """Check the tokens of all images of a task."""
+    """Check the tokens of all images of a task.
+
+    Raises:
+        OutOfMemory: the target cannot read a whole image.
+    """
     table = shards.tokens_and_passes(task.quality)
     texts = {caption.id: caption.text for caption in worker.captions}
     captions = [texts[caption] for caption in table.column("caption_id").to_pylist()]
     tokens = tokens_of(table)
     sampling = task.config.sampling
     assert sampling is not None, "a shard's config has sampling"
-    check = partial(
-        check_images, worker.models.target, sampling, captions, tokens, worker.spec.seed
-    )
-    return guard_memory(check, "reading whole images")
+    checker = TokenChecker(worker.models.target, sampling, worker.spec.seed)
+
+    def add(rows: Sequence[int]) -> None:
+        checker.add([captions[row] for row in rows], tokens[list(rows)])
+
+    in_chunks(add, range(len(captions)), READ_TOGETHER)
+    return checker.result()
 
 
 def _trial_metrics(

@@ -212,7 +212,9 @@ class Source:
             elif not self._is_usable(config, sweep):
                 reason = "outside the new space"
             else:
-                kept.append(record)
+                # other metrics of these names may be other ones (see `incomparable`)
+                known = {name: entry for name, entry in record.metrics.items() if name in goals}
+                kept.append(replace(record, metrics=known))
                 continue
             left_out.setdefault(reason, []).append(record.number)
         numbers = {reason: tuple(found) for reason, found in left_out.items()}

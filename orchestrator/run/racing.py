@@ -104,6 +104,9 @@ class EarlyStopping:
         if equal:
             verb = "is" if len(equal) == 1 else "are"
             same = f"; {' and '.join(equal)} {verb} equal, because both are lossless"
+        for rival in self.finished:
+            if rival.number == stop.rival and rival.images < stop.images:
+                same += f"; its passes are of {rival.images} images, as it is lossless"
         if self.sweep.racing is not None and self.sweep.racing.error_rate is None:
             return (
                 f"trial {stop.rival} dominates it by measured {names} on the same {stop.images} "
@@ -258,7 +261,9 @@ def _moved(entry: Estimate, part: Estimate, whole: Estimate) -> Estimate:
     """
     value = entry.value - part.value + whole.value
     if part.value == whole.value == 0 and entry.replicates:
-        return entry.on(whole.n)
+        shift = (entry.debiased - entry.value) * (1 - entry.n / whole.n)
+        replicates = tuple(left_out + shift for left_out in entry.replicates)
+        return replace(entry, value=entry.value + shift, n=whole.n, replicates=replicates)
     if not len(entry.replicates) == len(part.replicates) == len(whole.replicates) > 0:
         return replace(entry, value=value, n=whole.n)
     replicates = np.subtract(entry.replicates, part.replicates) + np.array(whole.replicates)

@@ -28,15 +28,17 @@ from orchestrator.store.names import SettingNames
 from orchestrator.store.records import EarlyStop, Measurement, State, TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig
-from workers.data.shards import Experiment, MeasureTask, QualityShard, plan_quality
+from workers.data.shards import TOKEN_CHECK, Experiment, MeasureTask, QualityShard, plan_quality
 from workers.metrics.definition import Metric
-from workers.metrics.estimate import Estimate, jackknife_error
+from workers.metrics.estimate import BLOCKS, Estimate, jackknife_error
 
 BASELINE = 0  # number of vanilla's trial
 # The relative standard error of its passes at which a trial ends whose quality is known. That of
 # costs is larger: what changes from one sitting to the next alone is 0.03 (see
 # `workers.metrics.costs.QUIET`).
 _PRECISION = 0.02
+# The longest image of a batch, whose passes the batch takes, is known from this many batches.
+_LEAST_BATCHES = 4
 
 # yields a trial's measurements one by one, and returns its record
 Steps = Generator[Task, Result, TrialRecord]
@@ -109,11 +111,13 @@ class Plan:
 
     def check_rungs(self, config: DecodingConfig) -> list[Rung]:
         """Where a lossless trial may end: at the first rung of racing, or without it after the
-        first shard; then at twice as many captions or more each time, up to all.
+        first shard, with an image in each block of captions and with several batches of each size
+        that is timed; then at twice as many captions or more each time, up to all.
         """
         shards = self._shards(config)
         ends: list[int] = []
-        least = self._racing_ends[0] if self._racing_ends else 1
+        batches = _LEAST_BATCHES * max(self.sweep.timing.batches)
+        least = max(BLOCKS, batches // self.sweep.quality.samples, *self._racing_ends[:1])
         for shard in shards:
             if shard.stop >= least or shard.stop == self.captions:
                 ends.append(shard.stop)
@@ -166,11 +170,12 @@ class Plan:
             rung: the rung.
             timings: the sessions that its speed is from.
             prefetched: other shards that must exist.
-            has_known_quality: leave out the metrics that its group has (see `QualityGroups`).
+            has_known_quality: leave out the metrics of images: its group has those of their
+                distribution, and others, such as drift, mean nothing on few images.
         """
         metrics = self.groups.metrics
         if has_known_quality:
-            metrics = {name: m for name, m in metrics.items() if not m.is_of_distribution}
+            metrics = {name: metric for name, metric in metrics.items() if metric.is_of_counts}
         work = MeasureTask(
             config=config,
             quality=names(rung.files),
@@ -249,15 +254,16 @@ class Trials:
         # those of earlier trials and its own, whatever comes later
         timings: Sequence[Task] = self.sessions.of(config)
         self.build.want(BASELINE, *self.plan.baseline_images)  # all trials need them
-        if stopped is None and self._has_known_quality(number, config):
+        is_known = stopped is None and self._has_known_quality(number, config)
+        if is_known:
             record = yield from self._run_checked(proposal, config, timings)
             if record is not None:
                 return record
         progress = self._begin(number, stopped)
         rungs = [rung for rung in self.plan.rungs(config) if rung.images > progress.images]
         prefetched = rungs[-1].files if number < len(self.plan.sweep.enqueue) else ()
-        kind = events.TrialResumed if stopped else events.TrialStarted
-        self._emit_start(kind, proposal, rungs[0], rungs[-1])
+        kind = events.TrialResumed if stopped or is_known else events.TrialStarted
+        self._emit_start(kind, proposal, rungs[-1] if is_known else rungs[0], rungs[-1])
         for rung in rungs:
             result, timings = yield from self._measure(config, rung, timings, prefetched)
             if result.output is None:
@@ -310,8 +316,9 @@ class Trials:
         """
         progress = self._begin(proposal.number, None)
         rungs = self.plan.check_rungs(config)
-        self._emit_start(events.TrialStarted, proposal, rungs[0], rungs[-1])
         for rung in rungs:
+            kind = events.TrialStarted if rung is rungs[0] else events.TrialResumed
+            self._emit_start(kind, proposal, rung, rung)
             result, timings = yield from self._measure(
                 config, rung, timings, has_known_quality=True
             )
@@ -321,6 +328,10 @@ class Trials:
             measurement = Measurement.from_mapping(result.output)
             progress.add(rung.images, measurement)
             check = measurement.check
+            if check is None:
+                reason = measurement.skipped.get(TOKEN_CHECK, "a worker left it out")
+                about = f"trial {proposal.number} draws all images, as its tokens are not checked"
+                self.emit(events.Note(note=f"{about}: {reason}"))
             if check is None or not check.passed:
                 return None
             if rung is rungs[-1] or _is_precise(measurement):
@@ -439,8 +450,8 @@ class Trials:
     def _emit_start(
         self, kind: type[events.TrialStarted], proposal: Proposal, first: Rung, last: Rung
     ) -> None:
-        """Say how many shards a trial has, and how many are missing. A stopped trial needs those of
-        its next rung. Any other needs all, though racing may stop it before the last.
+        """Say how many shards a trial has, and how many are missing. A trial that goes on needs
+        those of its next rung. Any other needs all, though racing may stop it before the last.
         """
         assert proposal.config is not None
         sessions = self.sessions.of(proposal.config)[-1:]

@@ -138,7 +138,9 @@ class TrialStarted(TrialEvent):
 
 @dataclass(frozen=True, slots=True)
 class TrialResumed(TrialStarted):
-    """A trial that racing had stopped goes on; its shards are those of the next rung."""
+    """A trial goes on: racing had stopped it, or it is lossless and needs more images than it was
+    said to. Its shards are those of the next rung.
+    """
 
     event: ClassVar[str] = "trial_resumed"
 

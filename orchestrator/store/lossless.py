@@ -173,21 +173,7 @@ class QualityGroups:
                 value = _minus(value, base)
             if value is not entries.get(place):
                 known[place] = value
-        last = max((place.images for place in known), default=record.images)
-        if last > record.images:
-            known |= self._on(record.measured, last)
         return _with_known(record.measured, entries, known)
-
-    def _on(self, record: TrialRecord, images: int) -> dict[Place, Estimate]:
-        """A trial's values of metrics that compare its images with vanilla's one by one, as
-        expected on more images.
-        """
-        found = {}
-        for name, entry in record.metrics.items():
-            metric = self.metrics.get(name)
-            if metric is not None and not (metric.is_of_counts or metric.is_of_distribution):
-                found[Place(images, name)] = entry.on(images)
-        return found
 
 
 def _with_known(

@@ -190,7 +190,9 @@ def price_on(
     found = []
     for record in records:
         metrics = {name: value for name, value in record.metrics.items() if not is_priced(name)}
-        if record.metrics:
+        # the longest image of a batch is not known from fewer than two batches
+        least = min(2 * machine.batch, identity.images)
+        if record.metrics and record.images >= least:
             metrics = _speeds(names, record, prices, machine, storage) | metrics
         timed_on = {}
         history = record.history

@@ -57,7 +57,7 @@ def test_a_false_claim_is_found_and_others_draw_less(
         True,
     ]
     assert ["fid" in record.metrics for record in stored] == [True, False, True, False]
-    assert all("drift" in record.metrics for record in stored)
+    assert ["drift" in record.metrics for record in stored] == [True, False, True, False]
     sweep = Sweep.open(folder)
     fids = [record.metrics["fid"].value for record in sweep.records]
     assert fids[0] == fids[1] == fids[3]

@@ -31,6 +31,7 @@ from workers.data.records import features_of, float_lists, read_shard, tokens_of
 from workers.data.reference import read_reference
 from workers.data.shards import (
     PREDICTIONS,
+    TOKEN_CHECK,
     MeasureTask,
     PredictTask,
     QualityShard,
@@ -41,7 +42,7 @@ from workers.data.shards import (
 from workers.data.storage import Storage
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Batch
-from workers.decoding.token_checker import check_images
+from workers.decoding.token_checker import TokenChecker, check_images
 from workers.evaluate import TASK_KINDS, Evaluator, makes
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import folder_entry
@@ -252,6 +253,31 @@ def test_a_measurement_checks_the_tokens(evaluator: Evaluator, shards: list[Qual
     assert found == asdict(check_images(target, SAMPLING, captions, tokens_of(table)))
     assert found["images"] == 16
     assert "check" not in evaluator.make(replace(task, check=False))
+
+
+def test_a_check_that_does_not_fit_halves_and_fails_no_measurement(
+    evaluator: Evaluator, shards: list[QualityShard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, sizes = TokenChecker._count, []
+
+    def count(self: TokenChecker, u: torch.Tensor) -> None:
+        sizes.append(len(u))
+        if len(u) > limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        real(self, u)
+
+    monkeypatch.setattr(TokenChecker, "_count", count)
+    limit = 2
+    task = MeasureTask(CONFIG, names(evaluator, shards), (), (), ("mean_tree_depth",), check=True)
+    found = evaluator.make(task)
+    assert found["check"]["images"] == 16
+    assert sizes == [4, *[2] * 8]
+    limit = 0
+    task = replace(task, metrics=("step_compression",))
+    found = evaluator.make(task)
+    assert "check" not in found
+    assert "out of memory at 1 images" in found["skipped"][TOKEN_CHECK]
+    assert "step_compression" in found["metrics"]
 
 
 def test_shards_in_any_order_measure_the_same(

@@ -30,6 +30,7 @@ MAX_SHAPES = 8
 # The key in a shard's metadata that says which earlier sweep generated its images.
 TAKEN_FROM = "taken_from"
 FACTS = ("images", "seconds", "worker", TAKEN_FROM)  # the metadata's entries that the driver gets
+TOKEN_CHECK = "token_check"  # why it was not made, among the reasons of skipped metrics
 PREDICTIONS = "predictions.parquet"  # the pool of a sampler that chooses among predicted settings
 # Fields of tasks that hold a DecodingConfig, or several.
 _CONFIGS = ("config", "baseline", "configs", "timed")

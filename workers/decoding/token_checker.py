@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,7 +40,7 @@ from workers.models.target import Target
 
 PAIR_BINS = 4  # of u in a pair, squared
 _POSITIONS = 256  # whose probs are held at once
-_TOGETHER = 4  # images that the target reads at once
+READ_TOGETHER = 4  # images that the target reads at once
 _FLOOR = math.log(0.01)  # of log probs in the martingale
 _LEAST_VARIANCE = 1000.0  # of the martingale, in nats squared, below which it is no test
 # Greedy decoding: by how much a logit may be below the largest one, in standard deviations of the
@@ -58,10 +59,19 @@ def check_images(
         ValueError: no images.
     """
     checker = TokenChecker(target, sampling, seed)
-    for start in range(0, len(captions), _TOGETHER):
-        stop = start + _TOGETHER
+    for start in range(0, len(captions), READ_TOGETHER):
+        stop = start + READ_TOGETHER
         checker.add(captions[start:stop], tokens[start:stop])
     return checker.result()
+
+
+class _Reading(NamedTuple):
+    """What the target says of tokens."""
+
+    surplus: float  # of the martingale over its expectation
+    variance: float  # of the martingale
+    impossible: int  # tokens whose probability is 0
+    u: Tensor  # [B, n]
 
 
 class TokenChecker:
@@ -100,14 +110,23 @@ class TokenChecker:
         inputs = tokens[:, :-1].repeat(streams, 1)
         features = teacher_forced(target, prompt, inputs)[:, target.prompt_len - 1 :]
         chunks = [slice(at, at + _POSITIONS) for at in range(0, tokens.shape[1], _POSITIONS)]
-        self._images += len(tokens)
+        # Nothing is counted before all is read, so that images can be added again if memory runs
+        # out.
         if self._sampling.temperature == 0:
             again = teacher_forced(target, prompt, inputs, change=self._round_otherwise)
             again = again[:, target.prompt_len - 1 :]
-            for part in chunks:
-                self._read_greedy(features[:, part], again[:, part], tokens[:, part])
-            return
-        self._count(torch.cat([self._read(features[:, p], tokens[:, p]) for p in chunks], dim=1))
+            others = sum(
+                self._count_others(features[:, part], again[:, part], tokens[:, part])
+                for part in chunks
+            )
+            self._impossible += others
+        else:
+            read = [self._read(features[:, part], tokens[:, part]) for part in chunks]
+            self._surplus += sum(part.surplus for part in read)
+            self._variance += sum(part.variance for part in read)
+            self._impossible += sum(part.impossible for part in read)
+            self._count(torch.cat([part.u for part in read], dim=1))
+        self._images += len(tokens)
 
     def result(self) -> TokenCheck:
         """What all images together say. Raises ValueError without images."""
@@ -129,22 +148,22 @@ class TokenChecker:
         p_value = min(1.0, TESTS * min(p_values))
         return TokenCheck(self._images, tokens, z, p_value, self._impossible)
 
-    def _read(self, features: Tensor, tokens: Tensor) -> Tensor:
-        """u [B, n] of tokens [B, n], from the features [R, n, D] that predict them; counts the
-        rest.
-        """
+    def _read(self, features: Tensor, tokens: Tensor) -> _Reading:
+        """What the features [R, n, D] that predict tokens [B, n] say of them."""
         logits = guided_logits(self._target.head, features, self._sampling.cfg)
         probs = to_probs(logits, self._sampling).double()
         own = _at(probs, tokens)
         logs = probs.log().clamp_min(_FLOOR)
         mean = (probs * logs).sum(-1)
-        self._variance += float(((probs * logs.square()).sum(-1) - mean.square()).sum())
-        # A token of probability 0 counts as an unlikely one: rounding may move a token over the
-        # edge of a filter such as top-k. Many such tokens show in every test.
-        self._surplus += float((_at(logs, tokens) - mean).sum())
-        self._impossible += int((own == 0).sum())
         v = torch.rand(own.shape, generator=self._generator, dtype=torch.float64)
-        return _read_u(probs, tokens, v.to(probs.device))
+        return _Reading(
+            # A token of probability 0 counts as an unlikely one: rounding may move a token over the
+            # edge of a filter such as top-k. Many such tokens show in every test.
+            surplus=float((_at(logs, tokens) - mean).sum()),
+            variance=float(((probs * logs.square()).sum(-1) - mean.square()).sum()),
+            impossible=int((own == 0).sum()),
+            u=_read_u(probs, tokens, v.to(probs.device)),
+        )
 
     def _round_otherwise(self, x: Tensor) -> Tensor:
         """Embeddings that are changed by at most the precision of their dtype."""
@@ -152,9 +171,9 @@ class TokenChecker:
         changed: Tensor = (x.float() * (1 + torch.finfo(x.dtype).eps * part)).to(x.dtype)
         return changed
 
-    def _read_greedy(self, features: Tensor, again: Tensor, tokens: Tensor) -> None:
-        """Count tokens [B, n] that are not the argmax of the logits of features [R, n, D]. again:
-        the features of a pass that rounds otherwise.
+    def _count_others(self, features: Tensor, again: Tensor, tokens: Tensor) -> int:
+        """The number of tokens [B, n] that are not the argmax of the logits of features [R, n, D].
+        again: the features of a pass that rounds otherwise.
         """
         cfg = self._sampling.cfg
         logits = guided_logits(self._target.head, features, cfg).double()
@@ -164,7 +183,7 @@ class TokenChecker:
         noise = (2 * variance.clamp_min(float(variance.mean()))).sqrt()  # of a difference
         unit = logits.abs().amax(-1) * torch.finfo(self._target.dtype).eps
         gap = logits.amax(-1) - _at(logits, tokens)
-        self._impossible += int((gap > (_TIE_DEVIATIONS * noise).maximum(_LEAST_TIE * unit)).sum())
+        return int((gap > (_TIE_DEVIATIONS * noise).maximum(_LEAST_TIE * unit)).sum())
 
     def _count(self, u: Tensor) -> None:
         """Count the bins of u [B, N], and of its pairs."""

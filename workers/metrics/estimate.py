@@ -130,16 +130,6 @@ class Estimate:
         groups = len(self.replicates)
         return groups * self.value - (groups - 1) * math.fsum(self.replicates) / groups
 
-    def on(self, n: int) -> Estimate:
-        """As expected on `n` images: its own bias of order 1/n, which the jackknife estimates, is
-        that of so many. Without replicates the value stays.
-        """
-        if not self.replicates:
-            return replace(self, n=n)
-        shift = (self.debiased - self.value) * (1 - self.n / n)
-        replicates = tuple(left_out + shift for left_out in self.replicates)
-        return replace(self, value=self.value + shift, n=n, replicates=replicates)
-
 
 def measured(value: float | None, error: float | None = None) -> str:
     """`2.135 ± 0.041`: two digits of the error, and the value to the same place; four digits

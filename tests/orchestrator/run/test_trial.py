@@ -22,6 +22,7 @@ from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord
 from search_spaces.sweep import SweepConfig
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.shards import TOKEN_CHECK
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate
@@ -230,10 +231,11 @@ PRECISE = {"1": [60.0, 59.0, 61.0]}
 
 
 @pytest.fixture
-def checking(plan: Plan, tmp_path: Path) -> Plan:
+def checking(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plan:
     """A plan whose lossless trials draw what their speed and check need, at 8, 16 and 20
     captions.
     """
+    monkeypatch.setattr("orchestrator.run.trial.BLOCKS", 8)
     sweep = SweepConfig.read(str(tmp_path / "tried.yaml"), {"quality": CHECKING})
     return replace(plan, sweep=sweep, groups=QualityGroups(METRICS, SAMPLING, 8))
 
@@ -290,7 +292,12 @@ def test_trials_whose_quality_nobody_knows_draw_all_images(checking: Plan, tmp_p
         assert len(task.payload["quality"]) == 3
         assert task.payload["metrics"] == ["fid", "speedup"]
         assert task.payload["check"] is is_checked
-    paired = replace(checking, groups=replace(checking.groups, metrics=METRICS | {"drift": DRIFT}))
+    paired_metrics = METRICS | {"drift": DRIFT}
+    known = make_trials(
+        replace(checking, groups=replace(checking.groups, metrics=paired_metrics)), tmp_path
+    )
+    assert next(known.run(proposal())).payload["metrics"] == ["speedup"]
+    paired = replace(checking, groups=replace(checking.groups, metrics=paired_metrics))
     emit: list[Event] = []
     build = Build(Storage(tmp_path), InstantWorkers(), emit.append)
     trials = Trials(paired, build, [*OBJECTIVES, DRIFT], emit.append, earlier=0)
@@ -303,3 +310,36 @@ def test_in_a_race_the_first_rung_is_the_least(checking: Plan, tmp_path: Path) -
     plan = replace(checking, sweep=raced)
     assert [rung.images for rung in plan.rungs(CHAIN)] == [24, 40]
     assert [rung.images for rung in plan.check_rungs(CHAIN)] == [24, 40]
+
+
+def test_large_batches_need_more_images(checking: Plan, tmp_path: Path) -> None:
+    """Four batches of each size: the longest of a batch is not known from one."""
+    for batch, images in ((4, 16), (8, 32), (16, 40)):
+        changes = {"timing": {"batch": [1, batch]}, "quality": CHECKING}
+        sweep = SweepConfig.read(str(tmp_path / "tried.yaml"), changes)
+        assert replace(checking, sweep=sweep).check_rungs(CHAIN)[0].images == images
+
+
+def test_each_block_of_captions_has_an_image(
+    checking: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.run.trial.BLOCKS", 9)
+    assert checking.check_rungs(CHAIN)[0].images == 32
+
+
+def test_a_trial_says_what_it_needs_next(checking: Plan, tmp_path: Path) -> None:
+    events: list[Event] = []
+    steps = make_trials(checking, tmp_path, events).run(proposal())
+    next(steps)
+    steps.send(Result((4,), {"metrics": {"speedup": SPEED}, "check": CHECK, "passes": ROUGH}))
+    steps.send(Result((4,), {"metrics": {}, "check": None, "skipped": {TOKEN_CHECK: "too large"}}))
+    started = [event for event in events if isinstance(event, TrialStarted)]
+    assert [event.event for event in started] == [
+        "trial_started",
+        "trial_resumed",
+        "trial_resumed",
+    ]
+    assert [event.images for event in started] == [16, 32, 40]
+    (note,) = [event.note for event in events if event.event == "note"]
+    assert note is not None
+    assert "too large" in note

@@ -285,3 +285,18 @@ def _largest_error(storage: Storage) -> float:
     """The relative one of a speed-up, apart from what the captions add, which have none here."""
     metrics = [record.metrics["speedup"] for record in Sweep.open(storage).records]
     return max(entry.noise / entry.value for entry in metrics)
+
+
+def test_a_batch_is_not_longer_than_the_images_that_say_how_long_it_takes(
+    storage: Storage,
+) -> None:
+    """A trial with fewer images than two batches, and than others, has no speed there."""
+    time_on(storage, "zen", (1, 2, 3), batch=4)
+    sweep = Sweep.open(storage, batch=4)
+    assert set(speeds(sweep)) == {0, 1, 2, 3}
+    records = [
+        replace(record, images=7) if record.number == 2 else record for record in sweep.records
+    ]
+    few = replace(sweep, records=tuple(records))
+    assert few.machine is not None
+    assert set(speeds(few.priced_on(few.machine))) == {0, 1, 3}
