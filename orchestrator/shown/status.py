@@ -122,11 +122,12 @@ def sweep_notes(sweep: Sweep, *, is_running: bool = False) -> list[str]:
     """Sentences on why the sweep ended, false claims, its speeds and drafters (see `plateau_notes`,
     `timing_notes` and `drafter_warnings`). A running one will time more by itself.
     """
+    claims = _false_claims(sweep)
     speeds = timing_notes(sweep)
     if is_running:
         speeds = session_problems(sweep) + load_notes(sweep)
     drafters = drafter_warnings(sweep.records, sweep.identity)
-    return [*plateau_notes(sweep), *_false_claims(sweep), *speeds, *drafters]
+    return [*plateau_notes(sweep), *claims, *speeds, *drafters]
 
 
 def _false_claims(sweep: Sweep) -> list[str]:

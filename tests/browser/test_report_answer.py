@@ -232,7 +232,8 @@ def test_every_bar_of_sweeps_with_their_own_vanilla(
 ) -> None:
     for name, seed in zip("ab", seeds, strict=True):
         target = {"target.safetensors": f"{seed}" * 8}  # each has its own lossless quality
-        write_sweep(tmp_path / name, trials=14, seed=seed, name=name, models=target)
+        facts = {"models": target, "experiment": f"{seed}" * 10}
+        write_sweep(tmp_path / name, trials=14, seed=seed, name=name, **facts)
     sweeps = [Sweep.open(tmp_path / name) for name in "ab"]
     (tmp_path / "report.html").write_text(render(page_data(sweeps)), "utf-8")
     front = front_of(sweeps, "speedup", "fid")

@@ -52,7 +52,12 @@ class Table(SweepRun):
         return self.folder / "sweeps" / NAME
 
     def arguments(self, *options: str) -> list[str]:
-        fewer = (f"captions.count={COUNT}", "timing.images=2", "objectives=[speedup,hpsv2]")
+        fewer = (
+            f"captions.count={COUNT}",
+            "timing.images=2",
+            "objectives=[speedup,hpsv2]",
+            "quality.lossless=measure",
+        )
         sets = [word for entry in fewer for word in ("--set", entry)]
         return ["launch", self.text, "--models", "models.yaml", "--no-mlflow", *sets, *options]
 

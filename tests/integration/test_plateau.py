@@ -36,7 +36,7 @@ def test_a_front_that_no_longer_moves_ends_a_sweep(small: SweepRun, tmp_path: Pa
     shown = [
         ended.out,
         specfrontier("status", str(run.store)).out,
-        *answer(front_of([sweep]))["warnings"],
+        "\n".join(answer(front_of([sweep]))["warnings"]),
     ]
     assert [
         " ".join(text.split()).count("the sweep ended because its front no longer moves")

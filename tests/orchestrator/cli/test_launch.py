@@ -124,7 +124,7 @@ def test_check_prints_the_plan_and_leaves_no_files() -> None:
     result = specfrontier("launch", "tested.yaml", "--check")
     assert result.code == 0, result.err
     assert "3 trials" in result.out
-    assert "96 captions x 1, batch 8: 96 images a trial, at most 288 in all" in result.out
+    assert "96 images a trial, fewer of a lossless one, at most 288 in all" in result.out
     for line in (
         "images of scenes\n",
         "sampling    temperature 1, top_k 0, top_p 1, cfg 1.5",

@@ -57,7 +57,7 @@ def test_names_are_the_same_everywhere() -> None:
     assert EXPERIMENT.digest() == "9f29ea44e417e066b415"
     assert shard.name(EXPERIMENT) == "shards/quality-f55cc90ab8cc114c68e2.parquet"
     assert timing.name(EXPERIMENT) == "timings/timing-10f00896da9d8cb2c75f.parquet"
-    assert TASK.name() == "measures/406b6da714fc69de04e1.json"
+    assert TASK.name() == "measures/a46aa9af9313b1d15bef.json"
 
 
 def test_names_do_not_depend_on_the_process() -> None:
