@@ -96,9 +96,13 @@ class Metric:
     @property
     def meaning(self) -> dict[str, Any]:
         """What decides whether two metrics of one name are one, as plain data: what it is computed
-        from, and of a sweep's own metric its definition.
+        from, whether vanilla's value is taken off, and of a sweep's own metric its definition.
         """
-        return {"needs": sorted(self.needs), "definition": self.definition}
+        return {
+            "needs": sorted(self.needs),
+            "is_gain": self.is_gain,
+            "definition": self.definition,
+        }
 
     @property
     def is_of_counts(self) -> bool:
