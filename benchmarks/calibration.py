@@ -36,9 +36,10 @@ from orchestrator.front.pareto import SAMPLES, Floats, front_confidence, nondomi
 from orchestrator.store.lossless import QualityGroups
 from orchestrator.store.records import TrialRecord
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.metrics.costs import COMMON_SHARE, QUIET, Prices, Session
+from workers.metrics.costs import COMMON_SHARE, QUIET, Prices
 from workers.metrics.definition import FEATURES, REFERENCE, TIMINGS, Metric
 from workers.metrics.estimate import BLOCKS, Estimate
+from workers.metrics.readings import Session
 
 CAPTIONS, COLS = 192, 12
 SAMPLINGS = (Sampling(cfg=1.5), Sampling(temperature=0.9, cfg=1.5))

@@ -45,8 +45,9 @@ from search_spaces.trial import DecodingConfig
 from workers.data.captions import Caption
 from workers.data.shards import TimingSession
 from workers.loading.models_yaml import load_folder
-from workers.metrics.costs import Floats, Prices
+from workers.metrics.costs import Prices
 from workers.metrics.estimate import Estimate
+from workers.metrics.readings import Floats
 from workers.metrics.timings import Device, Load, readings_of
 from workers.runtime.engines import Engines
 from workers.runtime.sessions import run_session
@@ -181,8 +182,8 @@ def _alone(
 
 
 def _noise_within(entry: Estimate, source: object = None) -> float:
-    """The relative variance of a speed-up given the machine's state in each sitting, or the part of
-    it that comes from one source.
+    """The relative variance of a speed-up from what differs within sittings, or the part of it that
+    comes from one source.
     """
     return math.fsum(
         (noise.effect / entry.value) ** 2
@@ -290,9 +291,9 @@ def main() -> None:
     start = time.monotonic()
     rng = random.Random(len(sittings))
     left = range(len(sittings), options.sittings)
-    moments = sorted(rng.uniform(0, 60 * options.minutes) for _ in left)
-    for seed, moment in zip(left, moments, strict=True):
-        time.sleep(max(0.0, start + moment - time.monotonic()))
+    starts = sorted(rng.uniform(0, 60 * options.minutes) for _ in left)  # seconds after `start`
+    for seed, after in zip(left, starts, strict=True):
+        time.sleep(max(0.0, start + after - time.monotonic()))
         with ExitStack() as beside:
             for _ in range(options.busy * (seed % 2)):
                 beside.enter_context(busy_process())

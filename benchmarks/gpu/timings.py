@@ -25,9 +25,9 @@ Z = 1.96
 
 
 def twice(load: Callable[[], Models], batch: int, images: int, repetitions: int) -> Row:
-    """Costs of a step against vanilla's by two sessions of the same captions, the relative standard
-    errors of these, given the machine's state, and the settings whose costs differ by more than the
-    errors explain.
+    """Costs of a step against vanilla's by two sessions of the same captions, their relative
+    standard errors within a sitting, and the settings whose costs differ by more than the errors
+    explain.
     """
     models = load()
     configs, requests = {name: preset(name) for name in SETTINGS}, held_out_requests(models, images)
@@ -47,7 +47,7 @@ def twice(load: Callable[[], Models], batch: int, images: int, repetitions: int)
             {
                 name: (
                     prices.step_cost(config.shape).value,
-                    prices.error_in_sittings(config.shape),
+                    prices.error_in_sitting(config.shape, readings.sitting),
                 )
                 for name, config in configs.items()
             }

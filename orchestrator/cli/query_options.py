@@ -228,7 +228,8 @@ class TimingOptions:
     """The options that say how and how long settings are timed."""
 
     error: float = option(
-        "Stop when the relative standard error of every cost is at most this.",
+        "Stop when the part of every cost's relative standard error that more sessions of this "
+        "sitting make smaller is at most this.",
         "SHARE",
         default=0.02,
         min=0,

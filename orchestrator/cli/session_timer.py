@@ -26,9 +26,8 @@ from workers.data.records import write_shard
 from workers.data.shards import Experiment, TimingSession, plan_session, session_groups
 from workers.decoding.engine import DecodingError
 from workers.loading.models_yaml import load_entry
-from workers.metrics.costs import Prices
 from workers.metrics.estimate import MetricUnavailable
-from workers.metrics.timings import LATER, Device
+from workers.metrics.timings import TIME_WORKER, Device
 from workers.runtime.device import this_device
 from workers.runtime.engines import Engines
 from workers.runtime.sessions import run_session
@@ -54,8 +53,7 @@ class SessionTimer:
     experiment: Experiment
     images: int  # of a setting in a session
     batch: int
-    # the relative standard error of the costs that suffices, given the machine's state
-    error: float
+    error: float  # `largest_error` that suffices
     seconds: float  # after which no further session ends
     written: list[str] = field(default_factory=list)  # names of the sessions that were stored
     call: str = field(default_factory=lambda: uuid.uuid4().hex[:12])  # names this call in them
@@ -118,8 +116,7 @@ class SessionTimer:
 
     def run(self, settings: Sequence[DecodingConfig]) -> float:
         """Time vanilla and settings, one of each shape, until all costs are as precise as asked for
-        or the time is spent; at least once on the device as it is then. Returns the largest
-        relative error of the costs (see `largest_error`).
+        or the time is spent; at least once on the device as it is then. Returns `largest_error`.
 
         Raises:
             CommandError: too few captions (2); a batch does not fit, the model does not support a
@@ -138,8 +135,8 @@ class SessionTimer:
                     error = self.largest_error(settings)
                     left = describe_duration(max(0.0, self.seconds - spent))
                     say(
-                        f"{counted(len(self.written), 'session')}: costs within {100 * error:.1f} "
-                        f"%; {left} left"
+                        f"{counted(len(self.written), 'session')}: the part of the errors that "
+                        f"more of them make smaller is {100 * error:.1f} %; {left} left"
                     )
                     is_late = spent + longest > self.seconds and math.isfinite(error)
                     if error <= self.error or is_late:
@@ -154,19 +151,24 @@ class SessionTimer:
             raise CommandError(f"interrupted; {kept}", INTERRUPTED) from None
 
     def largest_error(self, settings: Sequence[DecodingConfig]) -> float:
-        """The largest relative standard error of what settings cost on this device, by all sessions
-        of the sweep, given the machine's state in each sitting: more sessions of this one do not
-        tell what changes on another day.
+        """The largest part of the relative standard error of what a setting costs on this device
+        that more sessions of this call can bring to 0 (see `Prices.error_in_sitting`).
 
-        Infinite if one was not timed there: a GPU may have given up CUDA graphs since its session.
+        Infinite if one was not timed there in this call's sitting: a GPU may have given up CUDA
+        graphs since its session.
         """
+        prices = read_prices(self.sweep.storage)
+        timed = zip(prices.sessions, prices.sittings, strict=True)
+        sitting = next(sitting for session, sitting in timed if session.call == self.call)
         try:
-            return max(self._costs(config).error_in_sittings(config.shape) for config in settings)
+            return max(
+                prices.of(config.shape, self.batch, self.device)[0].error_in_sitting(
+                    config.shape, sitting
+                )
+                for config in settings
+            )
         except MetricUnavailable:
             return math.inf
-
-    def _costs(self, config: DecodingConfig) -> Prices:
-        return read_prices(self.sweep.storage).of(config.shape, self.batch, self.device)[0]
 
     def _plan(self, settings: Sequence[DecodingConfig]) -> TimingSession:
         """A session of vanilla and settings, on captions that its number decides.
@@ -213,7 +215,7 @@ class SessionTimer:
                 session, self.experiment, self.captions, self.engines.models.target.device
             )
             seconds = time.perf_counter() - start
-            own = {"images": session.images, "seconds": seconds, "worker": LATER}
+            own = {"images": session.images, "seconds": seconds, "worker": TIME_WORKER}
             write_shard(self.sweep.storage, common["name"], table, common | facts | own)
         self.written.append(common["name"])
 

@@ -147,7 +147,7 @@ def _show_speeds(
     as_json: bool,
 ) -> None:
     """Print each setting's speed-up on this device, and on the sweep's own if that is another one.
-    error: of the costs, relative.
+    error: see `SessionTimer.largest_error`.
     """
     from orchestrator.cli.devices import side_by_side
     from orchestrator.front.front import front_of

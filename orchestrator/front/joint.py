@@ -2,9 +2,9 @@
 in a sample.
 
 Trials of a sweep generate images for the same captions with the same random numbers, trials of one
-shape share the costs of a step, and all that were timed in a session, or in a sitting, share what
-vanilla cost there. So the errors of their metrics are correlated, and the error of a difference is
-not the root of the sum of squares. A value is modelled as
+shape share the costs of a step, and all that were timed in a session, or in a sitting (of several
+sweeps, too), share what vanilla cost there. So the errors of their metrics are correlated, and the
+error of a difference is not the root of the sum of squares. A value is modelled as
 
     value + sum_g z_g sqrt((G - 1) / G) (v_g - mean v) + sum_s z_s noise_s
 
@@ -106,15 +106,16 @@ class JointErrors:
                 group = ("costs", owned.sweep, noise.group)
                 source = (*group, owned.key)
                 effects[source] = noise.effect
-                groups.setdefault(group, noise.dof or np.inf)
+                # sweeps that share sittings may know their standard deviations differently well
+                groups[group] = min(groups.get(group, np.inf), noise.dof or np.inf)
                 group_of[columns.setdefault(source, len(columns))] = list(groups).index(group)
             found += [
                 (i, j, columns.setdefault(key, len(columns)), effect)
                 for key, effect in effects.items()
             ]
             if np.isfinite(entry.error):
-                rest = entry.error**2 - sum(effect**2 for effect in effects.values())
-                own[i, j] = np.sqrt(rest) if rest > 1e-9 * entry.error**2 else 0.0
+                unshared = entry.error**2 - sum(effect**2 for effect in effects.values())
+                own[i, j] = np.sqrt(unshared) if unshared > 1e-9 * entry.error**2 else 0.0
             if entry.replicates:
                 dof[i, j] = len(entry.replicates) - 1
             own_dof[i, j] = entry.error_dof or (0 if record.shape else entry.noise_dof) or np.inf

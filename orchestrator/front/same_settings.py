@@ -5,7 +5,7 @@ once. They are one, with one value of each metric.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +17,11 @@ from orchestrator.store.lossless import OwnedSource
 from orchestrator.store.prices import with_violations
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
+from search_spaces.constraints import split_batch
+from workers.metrics.costs import SittingSource
 from workers.metrics.definition import Metric
 from workers.metrics.estimate import Estimate, Noise, jackknife_error
+from workers.metrics.timings import joint_sittings
 
 
 def with_one_value(named: Mapping[str, Sweep]) -> dict[str, Sweep]:
@@ -28,7 +31,10 @@ def with_one_value(named: Mapping[str, Sweep]) -> dict[str, Sweep]:
     One setting has the same models, seed and captions, and speeds of the same device at the same
     batch size.
     """
-    sources = [_owned(sweep) for sweep in named.values()]
+    joint = joint_sittings([sweep.prices for sweep in named.values()])
+    sources = [
+        _owned(sweep, sittings) for sweep, sittings in zip(named.values(), joint, strict=True)
+    ]
     places: dict[Hashable, list[_Member]] = {}
     for sweep in sources:
         for record in sweep.records:
@@ -72,23 +78,60 @@ def numbers_of(identity: Identity) -> Hashable:
     return precision, identity.device, identity.numerics.get("digest")
 
 
-def _owned(sweep: Sweep) -> Sweep:
-    """A sweep whose sources of noise say that they are its own, wherever their values go."""
-    identity = sweep.identity
-    owner = (identity.name, identity.id)
+def _owned(sweep: Sweep, sittings: Mapping[str, str]) -> Sweep:
+    """A sweep whose sources of noise say whose they are, wherever their values go: its own, but for
+    sittings, which sweeps share. sittings: the name of each in all sweeps, by that in this one.
+    """
     records = []
     for record in sweep.records:
         metrics = {}
         for name, entry in record.metrics.items():
-            noises = [
-                noise
-                if isinstance(noise.source, OwnedSource)
-                else noise._replace(source=OwnedSource(owner, noise.source))
-                for noise in noises_of(record, identity.metrics.get(name, Metric(name, "minimize")))
+            metric = sweep.identity.metrics.get(name, Metric(name, "minimize"))
+            owned = [
+                _owned_noise(noise, sweep, name, sittings) for noise in noises_of(record, metric)
             ]
+            noises = _add_effects(owned)
+            if len(noises) < len(owned):  # two of its sittings are one
+                noise = _norm(noises)
+                rest = max(0.0, entry.error**2 - entry.noise**2)
+                entry = replace(entry, noise=noise, error=math.sqrt(rest + noise**2))
             metrics[name] = replace(entry, noises=tuple(noises))
         records.append(replace(record, metrics=metrics))
     return replace(sweep, records=tuple(records))
+
+
+def _owned_noise(noise: Noise, sweep: Sweep, metric: str, sittings: Mapping[str, str]) -> Noise:
+    """The noise of a value of a sweep, with a source that says whose it is. Sittings are those of
+    models on a device at a batch size.
+    """
+    identity = sweep.identity
+    source = noise.source
+    if isinstance(source, OwnedSource):
+        return noise
+    if not isinstance(source, SittingSource) or sweep.machine is None:
+        return noise._replace(source=OwnedSource((identity.name, identity.id), source))
+    batch = split_batch(metric)[1] or sweep.machine.batch
+    models = (identity.precision, *sorted(identity.models.items()))
+    group = ("sittings", source.quantity, str(sweep.machine.device), batch, models)
+    joint = source._replace(sitting=sittings.get(source.sitting, source.sitting))
+    return noise._replace(group=group, source=OwnedSource(None, joint))
+
+
+def _add_effects(noises: Iterable[Noise]) -> list[Noise]:
+    """The noises of a value with one for each source."""
+    found: dict[tuple[Hashable, Hashable], Noise] = {}
+    for noise in noises:
+        place = (noise.group, noise.source)
+        other = found.get(place, noise._replace(effect=0.0))
+        # 0: many
+        dof = min(noise.dof or other.dof, other.dof or noise.dof)
+        found[place] = Noise(*place, other.effect + noise.effect, dof)
+    return list(found.values())
+
+
+def _norm(noises: Iterable[Noise]) -> float:
+    """The standard error from independent sources."""
+    return math.hypot(*(noise.effect for noise in noises))
 
 
 def _values(members: Sequence[_Member]) -> dict[str, Estimate]:
@@ -114,12 +157,12 @@ def _mean(records: Sequence[TrialRecord], metric: Metric, key: OwnedSource) -> E
     own = joint.own[:, 0]
     is_one = len({entry.value for entry in entries}) == 1
     spread = float(own.max() if is_one else np.sqrt(np.square(own).sum()) / len(own))
-    effects: dict[tuple[Hashable, Hashable, int], float] = {}
-    for entry in entries:
-        for noise in entry.noises:
-            place = (noise.group, noise.source, noise.dof)
-            effects[place] = effects.get(place, 0.0) + noise.effect / len(entries)
-    noises = [Noise(group, source, effect, dof) for (group, source, dof), effect in effects.items()]
+    shares = [
+        noise._replace(effect=noise.effect / len(entries))
+        for entry in entries
+        for noise in entry.noises
+    ]
+    noises = _add_effects(shares)
     own_dof = float(joint.own_dof[:, 0].min())
     dof = round(own_dof) if math.isfinite(own_dof) else 0  # 0: many
     if spread > 0:
@@ -130,7 +173,7 @@ def _mean(records: Sequence[TrialRecord], metric: Metric, key: OwnedSource) -> E
         left_out = np.mean([entry.replicates for entry in entries], axis=0)
         replicates = tuple(left_out.tolist())
         sampling_error = float(jackknife_error(left_out))
-    noise_error = math.hypot(*(noise.effect for noise in noises))
+    noise_error = _norm(noises)
     return Estimate(
         float(np.mean([entry.value for entry in entries])),
         math.inf if math.isnan(spread) else math.hypot(sampling_error, noise_error),

@@ -25,8 +25,9 @@ from search_spaces.constraints import Constraint, split_batch
 from search_spaces.params import ConfigError
 from workers.data.shards import TIMINGS
 from workers.data.storage import Storage, in_parallel
-from workers.metrics.costs import Floats, Prices, batch_passes
+from workers.metrics.costs import Prices, batch_passes
 from workers.metrics.estimate import BLOCKS, Estimate, MetricUnavailable
+from workers.metrics.readings import Floats
 from workers.metrics.timings import Device, PriceList, TimedSession, read_session
 
 Price = Callable[[Prices, TrialRecord, Floats, int], Estimate]

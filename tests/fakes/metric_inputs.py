@@ -15,14 +15,14 @@ from torch import Tensor
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.records import write_shard
 from workers.data.storage import Storage
-from workers.metrics.costs import Session
 from workers.metrics.definition import FEATURES
 from workers.metrics.estimate import Estimate
 from workers.metrics.metric import MetricInputs, ReferenceFeatures, Rows
 from workers.metrics.networks import SCORERS, ScoreContext, Scorer
+from workers.metrics.readings import Session
 from workers.metrics.registry import compute_metrics
 from workers.metrics.timings import (
-    LATER,
+    TIME_WORKER,
     Device,
     Load,
     PriceList,
@@ -132,7 +132,7 @@ def write_session(
         "timed_on": session.device.name,
         "threads": session.device.threads,
         "clock": session.device.clock,
-        "worker": LATER if session.is_later else "worker-0",
+        "worker": TIME_WORKER if session.is_later else "worker-0",
         "call": session.call,
         "host": session.host,
         "load": session.load._asdict(),

@@ -39,10 +39,11 @@ def write_untimed_sweep(folder: Path, name: str = "synthetic") -> Storage:
 
 def time_on(
     storage: Storage, device: str, trials: Iterable[int], *, day: int = 1, batch: int = 1, is_later: bool = False,
-    slower: Mapping[int, float] | None = None, load: Load | None = None,
+    slower: Mapping[int, float] | None = None, load: Load | None = None, host: str = "", minute: int = 0,
 ) -> str:  # fmt: skip
-    """A session of vanilla and these trials on a device, on a day; returns its name. slower: a pass
-    of each trial, relative to vanilla's; by default that of the device. load: of the machine.
+    """A session of vanilla and these trials on a device, on a day, in a call of its own; returns its
+    name. slower: a pass of each trial, relative to vanilla's; by default that of the device. load:
+    of the machine. minute: of the day.
     """
     configs, wobble = (
         {record.number: record.config for record in read_trials(storage)},
@@ -56,10 +57,10 @@ def time_on(
         for number in (0, *trials)
         if (config := configs[number]) is not None
     }
-    name = f"timings/{device}-{day}-{batch}.parquet"
-    started = f"2026-01-{day:02d}T00:00:00+00:00"
+    name = f"timings/{device}-{day}-{minute}-{batch}.parquet"
+    started = f"2026-01-{day:02d}T{minute // 60:02d}:{minute % 60:02d}:00+00:00"
     write_session(
         storage, costs, device=device, name=name, batch=batch, is_later=is_later, started=started,
-        call=str(day), load=load,
+        call=f"{day} {minute}", load=load, host=host,
     )  # fmt: skip
     return name

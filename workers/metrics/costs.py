@@ -8,14 +8,14 @@ frequency): they are a sitting (see `workers.metrics.timings`). With the seconds
 setting s in sitting k, session j and unit u (a batch in one repetition), relative to a scale that
 does not matter,
 
-    log seconds[s, k, j, u] = cost[s] + day[s, k] + state[s, j] + moment[j, u] + noise[s, j, u]
+    log seconds[s, k, j, u] = cost[s] + sitting[s, k] + session[s, j] + unit[j, u] + noise[s, j, u]
 
-`day` less vanilla's, the machine's own from sitting to sitting, has the standard deviation omega,
-`state` the tau of sessions in a sitting, `noise` the sigma of its session. A cost relative to
-vanilla's is the mean of log seconds[s, j] - log seconds[vanilla, j]: over the sessions of a sitting
-weighted by the inverse of tau^2 + 2 sigma^2 / units, and over sittings by the inverse of omega^2 +
-the variance of that mean (a random-effects meta-analysis at both levels: DerSimonian and Laird
-1986). So a sitting of many sessions counts little more than one of few.
+These are random effects. That of a sitting less vanilla's there has the standard deviation omega,
+that of a session tau, and the noise sigma, which is the session's own. A cost relative to vanilla's
+is the mean of log seconds[s, j] - log seconds[vanilla, j]: over the sessions of a sitting weighted
+by the inverse of tau^2 + 2 sigma^2 / units, and over sittings by the inverse of omega^2 + the
+variance of that mean (a random-effects meta-analysis at both levels: DerSimonian and Laird 1986).
+So the weight of a sitting does not grow in proportion to the number of its sessions.
 
 - Sigma is that of the residuals of units and settings, shrunk to that of all sessions (Smyth 2004,
   but with a fixed weight): from its own few readings alone, a session that seems quiet by chance
@@ -25,8 +25,9 @@ the variance of that mean (a random-effects meta-analysis at both levels: DerSim
 - Omega is `QUIET` or `BUSY`, by the load of the machine, times a factor: the moment estimate over
   all settings that several sittings timed, shrunk to 1. A single sitting does not tell it.
 
-`day` less vanilla's has a part that all settings of a sitting share, because vanilla's is among
-it, and one that only the settings of a shape do: `COMMON_SHARE` of the variance is the former.
+The effect of a sitting less vanilla's has a part that all settings share, because vanilla's is in
+all of these differences, and a part that only settings of one shape share. `COMMON_SHARE` of the
+variance is the former.
 
 This module needs numpy alone: the results of a sweep are priced without torch.
 """
@@ -36,7 +37,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -44,8 +44,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.metrics.estimate import Estimate, MetricUnavailable, Noise
-
-Floats = NDArray[np.float64]
+from workers.metrics.readings import Floats, Session
 
 
 class _Spread(NamedTuple):
@@ -62,71 +61,18 @@ class _Spread(NamedTuple):
 QUIET = _Spread(ratio=0.03, seconds=0.05)
 BUSY = _Spread(ratio=0.065, seconds=0.12)
 COMMON_SHARE = 0.5  # of omega^2, what all settings of a sitting share; by the same command
-ASSUMED_STATE = 0.015  # tau before a setting was timed in two sessions of a sitting
+ASSUMED_STATE = 0.015  # tau, where no setting was timed in two sessions of a sitting
 _ASSUMED_DOF = 2  # degrees of freedom with which each of these assumptions counts
 _POOLED_DOF = 2  # degrees of freedom with which the noise of all sessions counts in each session's
 _TINY = 1e-18  # variance of a clock without noise
 
 
-@dataclass(frozen=True, eq=False)
-class Session:
-    """The readings of a timing session at one batch size: S settings on each of U units."""
+class SittingSource(NamedTuple):
+    """A source of noise that all values timed in a sitting share, those of other sweeps too."""
 
-    name: str
-    shapes: tuple[Hashable, ...]  # [S] what the costs of each setting depend on, vanilla's first
-    settings: tuple[str, ...]  # [S] digests of their configs
-    prefill: Floats  # [S, U] seconds of the prefill
-    per_pass: Floats  # [S, U] seconds of a pass after the prefill
-    passes: Floats  # [S, U] number of these passes
-    seconds: Floats  # [S, U] seconds of all
-    sitting: str = ""  # sessions with the same name share the state of a machine
-    is_busy: bool = False  # whether other processes disturbed it
-
-    def __post_init__(self) -> None:
-        """Raises MetricUnavailable for a single unit, whose noise is not known."""
-        if self.units < 2:
-            raise MetricUnavailable(
-                f"{self.name}: a single batch of captions was timed once, but a standard error "
-                "needs at least 2: raise timing.images"
-            )
-
-    @property
-    def units(self) -> int:
-        return int(self.prefill.shape[1])
-
-    def rows(self, shape: Hashable) -> list[int]:
-        """The settings of a shape."""
-        return [row for row, other in enumerate(self.shapes) if other == shape]
-
-    def log_seconds(self, shape: Hashable, passes: Floats) -> Floats:
-        """Log seconds [K, U] of a shape at numbers of passes [K], the mean over its settings. An
-        infinite number of passes stands for one pass without the prefill.
-        """
-        rows = self.rows(shape)
-        counts = passes[:, None, None]
-        prefill = np.where(np.isinf(counts), 0.0, self.prefill[rows])
-        seconds = prefill + np.where(np.isinf(counts), 1.0, counts) * self.per_pass[rows]
-        mean: Floats = np.log(seconds).mean(axis=1)
-        return mean
-
-    def timed_passes(self, shape: Hashable) -> float:
-        """The mean number of passes of a timed batch."""
-        return float(self.passes[self.rows(shape)].mean())
-
-    @property
-    def noise_dof(self) -> int:
-        return max(1, len(self.prefill) - 1) * (self.units - 1)
-
-    @cached_property
-    def noise(self) -> float:
-        """Variance of a log reading that neither its setting nor its unit explains; with a single
-        setting, the variance over units.
-        """
-        logs = np.log(self.prefill + self.passes.mean(axis=1, keepdims=True) * self.per_pass)
-        rest = logs - logs.mean(axis=1, keepdims=True)
-        if len(logs) > 1:
-            rest = rest - rest.mean(axis=0)
-        return float(np.square(rest).sum()) / self.noise_dof
+    sitting: str  # its name
+    quantity: str  # of what: a field of `_Spread`
+    shape: Hashable = None  # whose cost it changes; None: that of vanilla, and so all ratios
 
 
 class Prices:
@@ -142,7 +88,7 @@ class Prices:
             for shape in dict.fromkeys(session.shapes):
                 self._of_shape[shape].append(session)
         self._noise = _shrink_noises(self.sessions)
-        self.state, self.state_dof = self._measure_state()
+        self.state, self.state_dof = self._measure_state()  # tau^2
         # omega^2 over that of `QUIET` or `BUSY`
         self.sitting_factor, self.sitting_dof = self._measure_sittings()
 
@@ -186,17 +132,20 @@ class Prices:
             noises = [*noises, *own]
         return self._estimate(np.exp(level + logs) / batch, noises, n, sign=1.0)
 
-    def error_in_sittings(self, shape: Hashable) -> float:
-        """The relative standard error of what a pass of a shape costs against vanilla's, given the
-        state of the machine in each sitting: what further sessions of these sittings can make
-        smaller.
+    def error_in_sitting(self, shape: Hashable, sitting: str) -> float:
+        """The part of the relative standard error of a pass of a shape against vanilla's that comes
+        from the sessions of one sitting. More of its sessions bring this part to 0. They do not do
+        so with the others: what differs from sitting to sitting, and the sessions of other ones.
+
+        Infinite if the sitting did not time the shape.
         """
         if shape == self.vanilla:
             return 0.0
-        _, noises = self._against_vanilla(shape, np.array([np.inf]))
-        group = self._own("sitting")
-        given = [noise for noise in noises if noise.group != group]
-        return self._estimate(np.ones(1), given, 1, sign=1.0).noise
+        for timed in self._weigh_sittings(shape, np.array([np.inf])):
+            if timed.name == sitting:
+                noises = self._noises_of_sessions(timed, shape)
+                return self._estimate(np.ones(1), noises, 1, sign=1.0).noise
+        return math.inf
 
     def step_cost(self, shape: Hashable) -> Estimate:
         """Seconds of a pass, with all that belongs to it, over those of a pass of vanilla; `n`
@@ -223,34 +172,48 @@ class Prices:
 
     def _against_vanilla(self, shape: Hashable, passes: Floats) -> tuple[Floats, list[Noise]]:
         """[K] log seconds of a shape's batches minus vanilla's, and the difference's noises."""
+        total = np.zeros(len(passes))
+        noises = []
+        group = self._own("sitting")
+        for timed in self._weigh_sittings(shape, passes):
+            total += timed.weight * timed.logs
+            common = SittingSource(timed.name, "ratio")
+            effects = {
+                common: timed.effect * math.sqrt(COMMON_SHARE),
+                common._replace(shape=shape): timed.effect * math.sqrt(1 - COMMON_SHARE),
+            }
+            noises += [
+                Noise(group, source, effect, self.sitting_dof) for source, effect in effects.items()
+            ]
+            noises += self._noises_of_sessions(timed, shape)
+        return total, noises
+
+    def _weigh_sittings(self, shape: Hashable, passes: Floats) -> list[_TimedSitting]:
+        """What each sitting that timed a shape says of its batches against vanilla's."""
         sittings = _by_sitting(self.sessions_of(shape))
         found = [self._sitting_difference(sessions, shape, passes) for sessions in sittings]
         spreads = self.sitting_factor * np.array([_variance(each).ratio for each in sittings])
-        shares = 1 / (spreads + np.array([variance for _, _, variance in found]) + _TINY)
-        shares /= shares.sum()
-        total = np.zeros(len(passes))
+        weights = 1 / (spreads + np.array([variance for _, _, variance in found]) + _TINY)
+        weights /= weights.sum()
+        return [
+            _TimedSitting(sessions, logs, float(weight), weight * of_sessions, weight * spread)
+            for sessions, weight, spread, (logs, of_sessions, _) in zip(
+                sittings, weights, np.sqrt(spreads), found, strict=True
+            )
+        ]
+
+    def _noises_of_sessions(self, timed: _TimedSitting, shape: Hashable) -> list[Noise]:
+        """What the sessions of a sitting add to the error of a shape against vanilla."""
         noises = []
-        for sessions, share, spread, (logs, weights, _) in zip(
-            sittings, shares, spreads, found, strict=True
-        ):
-            total += share * logs
-            day = share * math.sqrt(spread)
-            group = self._own("sitting")
-            name = sessions[0].sitting
-            common, own = math.sqrt(COMMON_SHARE), math.sqrt(1 - COMMON_SHARE)
-            noises += [
-                Noise(group, name, day * common, self.sitting_dof),
-                Noise(group, (name, shape), day * own, self.sitting_dof),
-            ]
-            for weight, session in zip(share * weights, sessions, strict=True):
-                noises += self._session_noises(session, shape, float(weight))
-        return total, noises
+        for weight, session in zip(timed.session_weights, timed.sessions, strict=True):
+            noises += self._session_noises(session, shape, float(weight))
+        return noises
 
     def _sitting_difference(
         self, sessions: Sequence[Session], shape: Hashable, passes: Floats
     ) -> tuple[Floats, Floats, float]:
         """[K] log seconds of a shape's batches minus vanilla's in the sessions of a sitting, the
-        weights of these sessions, and the variance of the difference given the machine's state.
+        weights of these sessions, and the variance that sessions and noise give the difference.
         """
         logs = np.stack([self._difference(session, shape, passes) for session in sessions])
         noises = [
@@ -263,8 +226,8 @@ class Prices:
         return weights @ logs, weights, 1 / total
 
     def _session_noises(self, session: Session, shape: Hashable, weight: float) -> list[Noise]:
-        """What a session of this weight adds to the error of a shape against vanilla, given the
-        machine's state in the sitting.
+        """What the effect and the noise of a session of this weight add to the error of a shape
+        against vanilla.
         """
         variance, dof = self._noise[session]
         spread = weight * math.sqrt(variance / session.units)
@@ -292,8 +255,8 @@ class Prices:
 
     @staticmethod
     def _noise_of_difference(session: Session, shape: Hashable, noise: float) -> float:
-        """Variance of a shape's mean log seconds minus vanilla's, given the state of a session and
-        the variance `noise` of a reading.
+        """Variance of a shape's mean log seconds minus vanilla's in a session, from the variance
+        `noise` of a reading.
         """
         return noise * (1 / len(session.rows(shape)) + 1) / session.units
 
@@ -340,8 +303,8 @@ class Prices:
             logs = np.array([values[0] for values, _, _ in found])
             explained = float(np.mean([variance for _, _, variance in found]))
             assumed = float(np.mean([_variance(each).ratio for each in sittings]))
-            rest = float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * explained
-            squares += rest / assumed
+            excess = float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * explained
+            squares += excess / assumed
             count += len(logs) - 1
             repeated = _link(repeated, {each[0].sitting for each in sittings})
         return max(0.0, squares / count), _ASSUMED_DOF + sum(len(group) - 1 for group in repeated)
@@ -349,8 +312,8 @@ class Prices:
     @cached_property
     def _level(self) -> tuple[float, list[Noise]]:
         """Vanilla's mean log seconds of a batch, the mean over sittings, and the noises of that
-        mean: vanilla's own in each session, what else makes the sessions of a sitting differ (their
-        units, if no sitting has several), and what makes sittings differ.
+        mean: vanilla's in each session, the effects of sessions (of the units, if no sitting has
+        several sessions), and the effects of sittings.
         """
         sittings = _by_sitting(self.sessions_of(self.vanilla))
         has_several = any(len(sessions) > 1 for sessions in sittings)
@@ -369,30 +332,51 @@ class Prices:
         dof = sum(len(part) - 1 for part in readings)
         pooled = math.fsum(float(np.square(part - part.mean()).sum()) for part in readings) / dof
         within = pooled * math.fsum(1 / len(part) for part in readings) / len(readings) ** 2
-        rest = math.sqrt(max(0.0, within - explained))
+        unexplained = math.sqrt(max(0.0, within - explained))
         means = np.array([part.mean() for part in readings])
-        days, days_dof = self._level_of_sittings(sittings, means, max(within, explained))
-        noises.append(Noise(self._own("level"), "vanilla", rest, dof))
-        noises.append(Noise(self._own("level of sittings"), "vanilla", days, days_dof))
+        noises.append(Noise(self._own("level"), "vanilla", unexplained, dof))
+        noises += self._level_noises(sittings, means, max(within, explained))
         return float(means.mean()), noises
 
-    @staticmethod
-    def _level_of_sittings(
-        sittings: Sequence[Sequence[Session]], means: Floats, within: float
-    ) -> tuple[float, int]:
-        """The standard error of vanilla's log seconds from what makes sittings differ, and its
-        degrees of freedom.
+    def _level_noises(
+        self, sittings: Sequence[Sequence[Session]], means: Floats, within: float
+    ) -> list[Noise]:
+        """What each sitting adds to the error of vanilla's log seconds.
 
         Args:
             sittings: the sessions of each.
             means: vanilla's mean log seconds in each sitting.
-            within: the variance of the mean of these means, given the machine's states.
+            within: the variance of the mean of these means from what differs within sittings.
         """
         count = len(means)
         assumed = [_variance(sessions).seconds for sessions in sittings]
-        rest = float(np.square(means - means.mean()).sum()) - (count - 1) * count * within
-        factor = (_ASSUMED_DOF + rest / float(np.mean(assumed))) / (_ASSUMED_DOF + count - 1)
-        return math.sqrt(max(0.0, factor) * math.fsum(assumed)) / count, _ASSUMED_DOF + count - 1
+        excess = float(np.square(means - means.mean()).sum()) - (count - 1) * count * within
+        dof = _ASSUMED_DOF + count - 1
+        factor = max(0.0, (_ASSUMED_DOF + excess / float(np.mean(assumed))) / dof)
+        group = self._own("level of sittings")
+        return [
+            Noise(
+                group,
+                SittingSource(sessions[0].sitting, "seconds"),
+                math.sqrt(factor * variance) / count,
+                dof,
+            )
+            for sessions, variance in zip(sittings, assumed, strict=True)
+        ]
+
+
+class _TimedSitting(NamedTuple):
+    """What a sitting says of a shape against vanilla."""
+
+    sessions: Sequence[Session]
+    logs: Floats  # [K] log seconds of the shape's batches minus vanilla's
+    weight: float  # among the sittings
+    session_weights: Floats  # of its sessions among those of all sittings
+    effect: float  # on the mean over sittings, of a standard deviation between them
+
+    @property
+    def name(self) -> str:
+        return self.sessions[0].sitting
 
 
 def _by_sitting(sessions: Iterable[Session]) -> list[list[Session]]:
@@ -408,9 +392,8 @@ def _variance(sessions: Sequence[Session]) -> _Spread:
     on a quiet and on a busy machine.
     """
     busy = sum(session.is_busy for session in sessions) / len(sessions)
-    ratio, seconds = (
-        busy * wild**2 + (1 - busy) * calm**2 for wild, calm in zip(BUSY, QUIET, strict=True)
-    )
+    ratio = busy * BUSY.ratio**2 + (1 - busy) * QUIET.ratio**2
+    seconds = busy * BUSY.seconds**2 + (1 - busy) * QUIET.seconds**2
     return _Spread(ratio, seconds)
 
 

@@ -4,10 +4,11 @@ together.
 
 from __future__ import annotations
 
-from workers.metrics.costs import Floats, batch_passes
+from workers.metrics.costs import batch_passes
 from workers.metrics.definition import TIMINGS
 from workers.metrics.estimate import Estimate, block_mean, ratio_estimate
 from workers.metrics.metric import MetricInputs, register_metric
+from workers.metrics.readings import Floats
 
 
 def batch_speedup(inputs: MetricInputs, batch: int | None = None) -> Estimate:

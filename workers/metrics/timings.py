@@ -1,9 +1,10 @@
 """Timing sessions as Parquet files: a row per setting, batch of captions and repetition.
 
 The metadata (see `workers.data.records`) has the configs, vanilla's first, what timed them, and how
-busy it was. Sessions of one call (a launch, or `specfrontier time`) on one machine are a sitting:
-they share the state of the machine. Calls that follow each other within `SAME_SITTING_S` share it
-too.
+busy it was. Sessions of one call (a launch, or `specfrontier time`) on one machine are a sitting: a
+group whose costs are taken to differ from those of other groups by an effect of its own. Sessions
+of other calls, also those of other sweeps, belong to it if each begins within `SAME_SITTING_S` of
+the one before.
 
 Importing this module is cheap: pyarrow is imported when a file is read or written.
 """
@@ -21,8 +22,9 @@ import numpy as np
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import TimingSession
 from workers.data.storage import Storage
-from workers.metrics.costs import Prices, Session
+from workers.metrics.costs import Prices
 from workers.metrics.estimate import MetricUnavailable
+from workers.metrics.readings import Session
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 CPU_CLOCK: Final = "cpu time"  # CPU time of the thread that computes
 WALL_CLOCK: Final = "wall clock"
 EAGER: Final = ", without CUDA graphs"  # the end of a GPU's name
-LATER: Final = "time"  # name of the worker in sessions that were timed after the sweep
+TIME_WORKER: Final = "time"  # name of the worker in sessions of `specfrontier time`
 SAME_SITTING_S: Final = 3600.0  # from the start of a session to that of the next one
 # A machine is busy where processes wait for its cores. With a core for each both numbers are about
 # 1, with two processes for each core 2; those of quiet and of busy sittings are printed by `python
@@ -107,7 +109,7 @@ class TimedSession:
     readings: Mapping[int, Session]  # by batch size
     is_later: bool = False  # timed after the sweep, by `specfrontier time`
     call: str = ""  # the launch, or the call of `specfrontier time`
-    host: str = ""  # the machine's name
+    host: str = ""  # the machine since it was started; the sessions of all its containers have it
     load: Load = field(default_factory=Load)
 
     @property
@@ -130,8 +132,8 @@ def session_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 def relative_noise(rows: Sequence[Mapping[str, Any]]) -> float:
-    """The largest relative standard error of a setting's cost against vanilla's, given the state of
-    the machine.
+    """The largest relative standard error of a setting's cost against vanilla's from the noise of
+    a session's readings.
     """
     names = dict.fromkeys(row["setting"] for row in rows)
     if min(len(names), len(rows) // len(names)) < 2:
@@ -195,31 +197,31 @@ def read_session(storage: Storage, name: str) -> TimedSession:
         part = {key: column[rows] for key, column in columns.items()}
         readings[batch] = _readings(f"{name} at batch {batch}", shapes, part)
     threads = metadata["threads"] if metadata["clock"] == CPU_CLOCK else 0
-    is_later = metadata.get("worker") == LATER
+    is_later = metadata.get("worker") == TIME_WORKER
     return TimedSession(
         device=Device(metadata["timed_on"], threads),
-        started=_moment(storage, name, metadata["started"]),
+        started=_start_in_utc(storage, name, metadata["started"]),
         vanilla=next(iter(configs.values())),
         readings=readings,
         is_later=is_later,
-        call=metadata.get("call", LATER if is_later else ""),
+        call=metadata.get("call", TIME_WORKER if is_later else ""),
         host=metadata.get("host", ""),
         load=Load(*map(metadata.get("load", {}).get, Load._fields)),
     )
 
 
-def _moment(storage: Storage, name: str, started: object) -> str:
-    """A session's start. Raises ShardError if it is no moment in ISO 8601."""
+def _start_in_utc(storage: Storage, name: str, started: object) -> str:
+    """A session's start. Raises ShardError if it is not a time in ISO 8601."""
     from workers.data.records import ShardError
 
     try:
-        moment = datetime.fromisoformat(str(started))
+        start = datetime.fromisoformat(str(started))
     except ValueError as error:
         problem = f"{storage.locate(name)}: not a timing session, started: {error}"
         raise ShardError({name: problem}) from error
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return moment.astimezone(UTC).isoformat()
+    if start.tzinfo is None:
+        start = start.replace(tzinfo=UTC)
+    return start.astimezone(UTC).isoformat()
 
 
 def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, Any]) -> Session:
@@ -241,22 +243,54 @@ def _readings(name: str, shapes: Mapping[str, Hashable], columns: Mapping[str, A
     )
 
 
-def _sittings(sessions: Sequence[TimedSession]) -> list[str]:
-    """The name of each session's sitting. The sessions are in the order of their starts."""
-    of_call: dict[tuple[str, str], str] = {}  # by machine and call
-    latest: dict[str, tuple[datetime, str]] = {}  # start and sitting of each machine's last session
-    names = []
-    for number, session in enumerate(sessions):
+def _name_sittings(sessions: Sequence[tuple[TimedSession, int]]) -> list[str]:
+    """The name of each session's sitting: its machine, and the start of its first session.
+
+    sessions: in the order of their starts, each with the number of its sweep.
+    """
+    # for each session an earlier one of its sitting, or itself
+    earlier = list(range(len(sessions)))
+
+    def first(place: int) -> int:
+        while earlier[place] != place:
+            place = earlier[place]
+        return place
+
+    of_call: dict[tuple[int, str, str], int] = {}
+    latest: dict[str, tuple[datetime, int]] = {}  # each machine's last session
+    hosts = []
+    for place, (session, sweep) in enumerate(sessions):
+        host = session.host or f"a machine of sweep {sweep}"
         start = datetime.fromisoformat(session.started)
-        name = f"sitting {number}"
-        if session.host in latest:
-            before, last = latest[session.host]
+        same = [place, of_call.setdefault((sweep, host, session.call), place)]
+        if host in latest:
+            before, other = latest[host]
             if (start - before).total_seconds() <= SAME_SITTING_S:
-                name = last
-        name = of_call.setdefault((session.host, session.call), name)
-        latest[session.host] = (start, name)
-        names.append(name)
-    return names
+                same.append(other)
+        found = [first(each) for each in same]
+        for each in found:
+            earlier[each] = min(found)
+        latest[host] = (start, place)
+        hosts.append(host)
+    firsts = map(first, range(len(sessions)))
+    return [f"{hosts[place]}, {sessions[place][0].started}" for place in firsts]
+
+
+def joint_sittings(sweeps: Sequence[PriceList]) -> list[dict[str, str]]:
+    """The sittings that the sessions of several sweeps are together: for each sweep, the name of
+    the one that each of its own sittings is part of, by the own one's name.
+    """
+    sessions = [
+        (session, number, own)
+        for number, prices in enumerate(sweeps)
+        for session, own in zip(prices.sessions, prices.sittings, strict=True)
+    ]
+    sessions.sort(key=lambda entry: entry[0].started)
+    joint = _name_sittings([(session, number) for session, number, _ in sessions])
+    found: list[dict[str, str]] = [{} for _ in sweeps]
+    for (_, number, own), name in zip(sessions, joint, strict=True):
+        found[number][own] = name
+    return found
 
 
 class PriceList:
@@ -269,10 +303,12 @@ class PriceList:
         ordered = sorted(sessions, key=lambda session: session.started)
         self.problems = tuple(problems)  # why other sessions cannot be used
         self.sessions = tuple(ordered)
+        # the name of each session's sitting
+        self.sittings = tuple(_name_sittings([(session, 0) for session in ordered]))
         found: dict[Device, dict[int, list[Session]]] = {}
         vanilla: dict[Device, DecodingConfig] = {}
         shapes: dict[Device, set[Hashable]] = {}  # timed during the sweep
-        for session, sitting in zip(ordered, _sittings(ordered), strict=True):
+        for session, sitting in zip(ordered, self.sittings, strict=True):
             vanilla.setdefault(session.device, session.vanilla)
             if not session.is_later:
                 shapes.setdefault(session.device, set()).update(session.shapes)

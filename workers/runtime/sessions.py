@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from search_spaces.trial import DecodingConfig
@@ -22,6 +23,8 @@ from workers.runtime.timing import time_in_turn
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def run_session(
@@ -58,9 +61,19 @@ def run_session(
         "timed_on": device.name,
         "started": started,
         "call": call,
-        "host": platform.node(),
+        "host": _machine_id(),
         "load": load._asdict(),
     }
+
+
+def _machine_id() -> str:
+    """What names this machine since it was started: on Linux the boot id, because each of its
+    containers has a host name of its own; elsewhere the host name.
+    """
+    try:
+        return _BOOT_ID.read_text().strip() or platform.node()
+    except OSError:
+        return platform.node()
 
 
 def _load(wall: float, cpu: float) -> Load:

@@ -202,7 +202,7 @@ def test_steps_across_fixed_row_ends_are_measured() -> None:
 def test_sessions_that_disagree_are_named(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
     costs = iter([1.0, 2.0, 2.0, 2.0, 2.0, 1.0, 2.0, 2.0, 3.0, 2.0])
     monkeypatch.setattr(Prices, "step_cost", lambda self, shape: Estimate(next(costs), 0.1, 2))
-    monkeypatch.setattr(Prices, "error_in_sittings", lambda self, shape: 0.04)
+    monkeypatch.setattr(Prices, "error_in_sitting", lambda *_: 0.04)
     row = timings.twice(lambda: models, 1, 2, 1)
     assert row["differing"] == ["lantern_pp"]
     assert row["costs"]["lantern_pp"] == [2.0, 3.0]

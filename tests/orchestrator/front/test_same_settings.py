@@ -4,6 +4,7 @@ however their speeds were measured.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from orchestrator.report.page import page_data
 from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
+from tests.fakes.priced_sweeps import time_on, write_untimed_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
+from workers.metrics import costs
 
 
 @pytest.fixture
@@ -126,3 +129,95 @@ def test_other_captions_or_devices_are_other_trials(sweeps: list[Sweep]) -> None
         for trial in front.candidates:
             sweep = wide if trial.origin == "wide" else narrow
             assert trial["speedup"] == sweep.records[trial.number].metrics["speedup"].value
+
+
+Timing = tuple[int, int, str]  # day, minute and host of a session
+
+
+def timed_sweeps(folder: Path, *timings: list[Timing]) -> list[Sweep]:
+    """A sweep for each list of sessions, in which all of its trials were timed without noise."""
+    found = []
+    for number, sessions in enumerate(timings):
+        storage = write_untimed_sweep(folder / str(number), f"sweep-{number}")
+        for day, minute, host in sessions:
+            time_on(storage, "zen", range(1, 5), day=day, minute=minute, host=host)
+        found.append(Sweep.open(storage))
+    return found
+
+
+def relative_errors(sweeps: list[Sweep], metric: str) -> list[float]:
+    """Of the values of trial 1 in each sweep: as stated, and as drawn with those of others."""
+    front = front_of(sweeps, metric, "fid", feasible=False)
+    spread = np.sqrt(variances(front)[:, 0])
+    errors = []
+    for trial, error in zip(front.candidates, spread, strict=True):
+        if trial.number == 1:
+            errors += [trial.metrics[metric].error / trial[metric], error / trial[metric]]
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("timings", "between"),
+    [
+        ([[(1, 0, "node")], [(1, 40, "node")]], 1.0),
+        ([[(1, 0, "node")], [(2, 0, "node")]], 1 / 2),
+        ([[(1, 0, "node")], [(1, 40, "node2")]], 1 / 2),
+        ([[(1, 0, "")], [(1, 40, "")]], 1 / 2),  # not known to be one machine
+    ],
+)
+def test_sweeps_of_one_sitting_share_what_it_adds(
+    timings: list[list[Timing]], between: float, tmp_path: Path
+) -> None:
+    """The mean of two values from sessions of one sitting keeps all of omega^2, and the errors of
+    sittings halve it.
+    """
+    expected = between * costs.QUIET.ratio**2 + costs.ASSUMED_STATE**2 / 2
+    for error in relative_errors(timed_sweeps(tmp_path, *timings), "speedup"):
+        assert error == pytest.approx(math.sqrt(expected), rel=1e-3)
+
+
+def test_latencies_share_what_a_sitting_adds_to_vanillas_seconds(tmp_path: Path) -> None:
+    one_day, two_days = (
+        relative_errors(
+            timed_sweeps(tmp_path / str(day), [(1, 0, "node")], [(day, 40, "node")]), "latency"
+        )
+        for day in (1, 2)
+    )
+    assert one_day[0] > costs.QUIET.seconds
+    variance = costs.QUIET.ratio**2 + costs.QUIET.seconds**2
+    for one, two in zip(one_day, two_days, strict=True):
+        assert one**2 - two**2 == pytest.approx(variance / 2, rel=1e-3)
+
+
+def test_a_sweep_between_two_sittings_of_another_makes_them_one(tmp_path: Path) -> None:
+    """Alone, its two sittings are 90 minutes apart; beside the other sweep each session begins
+    within an hour of the one before.
+    """
+    sweeps = timed_sweeps(tmp_path, [(1, 0, "node"), (1, 90, "node")], [(1, 45, "node")])
+    alone = Sweep.open(sweeps[0].storage).records[1].metrics["speedup"]
+    shapes = 4
+    explained = shapes * costs.ASSUMED_STATE**2 / costs.QUIET.ratio**2
+    factor = math.sqrt((2 - explained) / (2 + shapes))  # of omega, in the first sweep
+    assert alone.error < costs.QUIET.ratio * alone.value
+    within = costs.ASSUMED_STATE**2 * (1 / 2 + 1) / 4
+    expected = (costs.QUIET.ratio * (factor + 1) / 2) ** 2 + within
+    for error in relative_errors(sweeps, "speedup"):
+        assert error == pytest.approx(math.sqrt(expected), rel=1e-3)
+
+
+def test_other_settings_of_one_sitting_share_vanillas_part(tmp_path: Path) -> None:
+    """Trials that only one of the sweeps has, too: half of omega^2 cancels in their difference."""
+    sweeps = timed_sweeps(tmp_path, [(1, 0, "node")], [(1, 40, "node")])
+    kept = [{0, 1}, {0, 2}]
+    parts = [
+        replace(
+            sweep, records=tuple(record for record in sweep.records if record.number in numbers)
+        )
+        for sweep, numbers in zip(sweeps, kept, strict=True)
+    ]
+    front = front_of(parts, "speedup", "fid", feasible=False)
+    places = [place for place, trial in enumerate(front.candidates) if trial.number]
+    covariance = front.joint_errors.covariance()[::2, ::2]
+    one, other = (front.candidates[place]["speedup"] for place in places)
+    shared = covariance[places[0], places[1]] / (one * other)
+    assert shared == pytest.approx(costs.COMMON_SHARE * costs.QUIET.ratio**2, rel=1e-3)

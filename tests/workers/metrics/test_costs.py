@@ -13,8 +13,9 @@ import pytest
 from scipy.stats import t as student
 
 from workers.metrics import costs
-from workers.metrics.costs import Floats, Prices, Session, batch_passes, expected_max
+from workers.metrics.costs import Prices, batch_passes, expected_max
 from workers.metrics.estimate import Estimate, MetricUnavailable
+from workers.metrics.readings import Floats, Session
 
 VANILLA, FAST, SLOW = "vanilla", "fast", "slow"
 
@@ -98,12 +99,12 @@ def test_the_latency_of_one_session_has_no_noise_of_vanilla() -> None:
     assert found.error / found.value == pytest.approx(math.sqrt(variance))
     ratio = prices.speedup(FAST, np.array([40.0]), 7)
     assert ratio.error / ratio.value == pytest.approx(math.sqrt(d**2 + ONE_SITTING))
-    moments = session(
+    units = session(
         "a", {VANILLA: [1.0, math.exp(d)], FAST: [1.0, math.exp(d)]}, passes=PASSES, prefill=0.0
     )
-    level = Prices([moments], VANILLA).latency(VANILLA, np.array([100.0]), 7, batch=1)
+    level = Prices([units], VANILLA).latency(VANILLA, np.array([100.0]), 7, batch=1)
     assert level.error / level.value == pytest.approx(math.hypot(d / 2, SECONDS)), (
-        "moments make no ratio noisy, but seconds"
+        "what differs between units makes seconds noisy, but no ratio"
     )
 
 
@@ -116,13 +117,15 @@ def test_errors_of_latencies_are_those_of_repeated_runs(level: float) -> None:
     """
     rng, stated, actual = np.random.default_rng(5), [], []
     for _ in range(300):
-        days = days_of(rng, RATIO)
+        effects = sitting_effects(rng, RATIO)
         machine = rng.normal(0, SECONDS)
-        days = {shape: machine + day for shape, day in days.items()} | {VANILLA: machine}
+        effects = {shape: machine + effect for shape, effect in effects.items()} | {
+            VANILLA: machine
+        }
         sessions = [
             timed(
-                str(n), shapes, rng, 0.05, costs.ASSUMED_STATE, 0.0, level=level, moment=0.0,
-                days=days,
+                str(n), shapes, rng, 0.05, costs.ASSUMED_STATE, 0.0, level=level, unit_spread=0.0,
+                effects=effects,
             )
             for n, shapes in PLAN
         ]  # fmt: skip
@@ -135,10 +138,10 @@ def test_errors_of_latencies_are_those_of_repeated_runs(level: float) -> None:
     assert ratios[1:].mean() < 1.15
 
 
-def test_what_all_settings_of_a_moment_share_is_no_noise() -> None:
-    moments = session("a", {VANILLA: [0.01, 0.02], FAST: [0.02, 0.04]}, passes=PASSES, prefill=0.0)
-    assert moments.noise == pytest.approx(0.0, abs=1e-30)
-    assert Prices([moments], VANILLA).speedup(FAST, np.array([40.0]), 7).value == pytest.approx(
+def test_what_all_settings_of_a_unit_share_is_no_noise() -> None:
+    units = session("a", {VANILLA: [0.01, 0.02], FAST: [0.02, 0.04]}, passes=PASSES, prefill=0.0)
+    assert units.noise == pytest.approx(0.0, abs=1e-30)
+    assert Prices([units], VANILLA).speedup(FAST, np.array([40.0]), 7).value == pytest.approx(
         100 / 80
     )
 
@@ -159,7 +162,9 @@ def test_the_error_of_one_session_has_the_assumed_state() -> None:
     assert found.error / found.value == pytest.approx(math.sqrt(ONE_SITTING))
     spread = (RATIO**4 + costs.ASSUMED_STATE**4) / 2
     assert found.noise_dof == round(ONE_SITTING**2 / spread), "two in each of both parts"
-    assert prices.error_in_sittings(FAST) == pytest.approx(costs.ASSUMED_STATE)
+    assert prices.error_in_sitting(FAST, "") == pytest.approx(costs.ASSUMED_STATE)
+    assert prices.error_in_sitting(FAST, "of another day") == math.inf
+    assert prices.error_in_sitting(VANILLA, "") == 0
 
 
 def test_settings_are_compared_within_their_sessions() -> None:
@@ -198,13 +203,13 @@ def test_sessions_that_disagree_raise_the_error_of_all_shapes() -> None:
     one = session("a", both, passes=PASSES, prefill=0.0)
     same = session("b", {VANILLA: [0.01, 0.01], FAST: [0.02, 0.02]}, passes=PASSES, prefill=0.0)
     other = session("b", {VANILLA: [0.01, 0.01], FAST: [0.024, 0.024]}, passes=PASSES, prefill=0.0)
-    calm, wild = (Prices([one, second], VANILLA) for second in (same, other))
+    equal, different = (Prices([one, second], VANILLA) for second in (same, other))
     passes = np.array([80.0])
-    assert wild.speedup(SLOW, passes, 7).error > 2 * calm.speedup(SLOW, passes, 7).error
-    assert wild.error_in_sittings(SLOW) > 5 * calm.error_in_sittings(SLOW)
+    assert different.speedup(SLOW, passes, 7).error > 2 * equal.speedup(SLOW, passes, 7).error
+    assert different.error_in_sitting(SLOW, "") > 5 * equal.error_in_sitting(SLOW, "")
     expected = (2 * costs.ASSUMED_STATE**2 + math.log(1.2) ** 2 / 2) / 3
-    assert wild.state == pytest.approx(expected)
-    assert wild.state_dof == 3
+    assert different.state == pytest.approx(expected)
+    assert different.state_dof == 3
     again = session("b", both, passes=PASSES, prefill=0.0)
     assert Prices([one, again], VANILLA).state_dof == 3, (
         "the state of two sessions, however many settings they timed"
@@ -244,7 +249,7 @@ def timed_alone(sitting: str, ratio: float, **options: bool) -> Session:
 
 def test_two_sittings_by_hand() -> None:
     """They find costs by a factor of e^x apart. What a sitting without noise says has the variance
-    tau^2, given the machine's state there.
+    tau^2 within it.
     """
     x = 0.2
     prices = Prices([timed_alone("a", 1.0), timed_alone("b", math.exp(x))], VANILLA)
@@ -257,7 +262,25 @@ def test_two_sittings_by_hand() -> None:
     between = factor * RATIO**2 / 2
     variance = between + costs.ASSUMED_STATE**2 / 2
     assert found.error / found.value == pytest.approx(math.sqrt(variance))
-    assert prices.error_in_sittings(FAST) == pytest.approx(costs.ASSUMED_STATE / math.sqrt(2))
+    for sitting in "ab":
+        error = prices.error_in_sitting(FAST, sitting)
+        assert error == pytest.approx(costs.ASSUMED_STATE / 2), "half of its weight is the other's"
+
+
+def test_more_sessions_of_a_sitting_bring_its_part_of_the_error_to_0() -> None:
+    """Whatever earlier sittings leave: `specfrontier time` stops when its own sessions have done
+    what they can.
+    """
+    old = [timed_alone(name, 1.0, is_busy=True) for name in "abc"]
+    parts = []
+    for count in (1, 4, 400):
+        new = [replace(timed_alone("new", 1.0), name=f"new {number}") for number in range(count)]
+        prices = Prices([*old, *new], VANILLA)
+        parts.append(prices.error_in_sitting(FAST, "new"))
+        assert prices.speedup(FAST, np.array([100.0]), 7).error > parts[-1]
+    assert parts[0] > 0.005
+    assert parts[0] > parts[1] > parts[2]
+    assert parts[2] < 0.001
 
 
 def test_a_sitting_counts_as_one_whatever_the_number_of_its_sessions() -> None:
@@ -345,23 +368,25 @@ def timed(
     shared: float,
     *,
     level: float = 0.3,
-    moment: float = 0.05,
-    days: dict[str, float] | None = None,
+    unit_spread: float = 0.05,
+    effects: dict[str, float] | None = None,
     sitting: str = "",
 ) -> Session:
-    """Three units on a machine: its level and its moments cancel, its state differs by shape, in
-    part for all alike. days: what a shape's log seconds have in the whole sitting.
+    """Three units on a machine: its level and the effects of units cancel, its state differs by
+    shape, in part for all alike. effects: what a shape's log seconds have in the whole sitting.
     """
     timed_shapes = (VANILLA, *shapes)
-    common, machine, moments = rng.standard_normal(), rng.normal(0, level), rng.normal(0, moment, 3)
+    common = rng.standard_normal()
+    machine = rng.normal(0, level)
+    units = rng.normal(0, unit_spread, 3)
     states = {
         shape: math.sqrt(shared) * common + math.sqrt(1 - shared) * rng.standard_normal()
         for shape in shapes
     }
     logs = {
         shape: machine
-        + moments
-        + (days or {}).get(shape, 0.0)
+        + units
+        + (effects or {}).get(shape, 0.0)
         + state * states.get(shape, 0.0)
         + noise * rng.standard_normal(3)
         for shape in timed_shapes
@@ -371,7 +396,7 @@ def timed(
     return session(name, seconds, passes=passes, prefill=1e-9, sitting=sitting)
 
 
-def days_of(
+def sitting_effects(
     rng: np.random.Generator, spread: float, common: float = costs.COMMON_SHARE
 ) -> dict[str, float]:
     """What a sitting adds to the log seconds of each shape over vanilla's: `common` of the variance
@@ -399,11 +424,11 @@ def one_run(
     """
     sessions = []
     for number in range(sittings):
-        days = days_of(rng, spread)
+        effects = sitting_effects(rng, spread)
         for n, shapes in PLAN if number == 0 else [(0, "abcdef")]:
             name = f"{number} {n}"
             sessions.append(
-                timed(name, shapes, rng, noise, state, shared, days=days, sitting=str(number))
+                timed(name, shapes, rng, noise, state, shared, effects=effects, sitting=str(number))
             )
     prices = Prices(sessions, VANILLA)
     return {shape: prices.speedup(shape, np.array([255 * TRUTH[shape]]), 1) for shape in SHAPES[1:]}

@@ -17,10 +17,11 @@ from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.timings import (
     CPU_CLOCK,
     EAGER,
-    LATER,
+    TIME_WORKER,
     WALL_CLOCK,
     Device,
     Load,
+    joint_sittings,
     read_session,
     relative_noise,
     session_table,
@@ -103,7 +104,7 @@ def test_a_file_without_a_fact_is_no_session(fact: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("started", ["7", "yesterday", None])
-def test_a_session_that_began_at_no_moment_is_refused(started: object, tmp_path: Path) -> None:
+def test_a_session_without_a_start_is_refused(started: object, tmp_path: Path) -> None:
     storage = Storage(tmp_path)
     found = rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]})
     write_shard(storage, NAME, session_table(found), FACTS | {"started": started})
@@ -168,7 +169,7 @@ def test_sessions_of_one_call_on_one_machine_are_a_sitting() -> None:
 
 
 def test_calls_that_follow_each_other_share_the_state_of_the_machine() -> None:
-    """Three calls of `specfrontier time` in a row are no three days."""
+    """Three calls of `specfrontier time` in a row are one sitting."""
     launch, soon, again, late, night = sittings_of(
         ("node", "launch", "1T00:00"),
         ("node", "a", "1T00:40"),
@@ -178,6 +179,42 @@ def test_calls_that_follow_each_other_share_the_state_of_the_machine() -> None:
     )
     assert launch == soon == again == late, "each begins within an hour of the last session"
     assert night != launch
+
+
+def test_a_call_between_two_sessions_of_another_joins_both() -> None:
+    launch, between, again = sittings_of(
+        ("node", "launch", "1T00:00"), ("node", "a", "1T05:00"), ("node", "launch", "1T05:30")
+    )
+    assert launch == between == again
+
+
+def test_a_sitting_is_named_by_its_machine_and_start() -> None:
+    assert (
+        sittings_of(("node", "a", "1T00:00"), ("node", "b", "1T00:40"))
+        == ["node, 2026-01-01T00:00:00+00:00"] * 2
+    )
+
+
+def test_sittings_of_several_sweeps() -> None:
+    """The second sweep's session joins two sittings of the first. What did not say where it ran is
+    of no other sweep's machine.
+    """
+    first = price_list(
+        timed_session(host="node", call="a", started="2026-01-01T00:00:00+00:00"),
+        timed_session(host="node", call="b", started="2026-01-01T01:30:00+00:00"),
+        timed_session(host="node2", call="c", started="2026-01-01T01:40:00+00:00"),
+        timed_session(started="2026-01-01T01:50:00+00:00"),
+    )
+    second = price_list(
+        timed_session(host="node", call="d", started="2026-01-01T00:45:00+00:00"),
+        timed_session(started="2026-01-01T01:50:00+00:00"),
+    )
+    one, other = joint_sittings([first, second])
+    assert len(set(first.sittings)) == 4
+    joint = [one[name] for name in first.sittings]
+    assert joint[0] == joint[1] == other[second.sittings[0]]
+    assert len(set(joint)) == 3
+    assert other[second.sittings[1]] not in joint
 
 
 def test_sittings_weigh_alike_in_a_price_list() -> None:
@@ -228,7 +265,7 @@ def test_the_threads_of_a_host_make_no_other_gpu(tmp_path: Path) -> None:
         Storage(tmp_path),
         rows({VANILLA.digest(): [1.5, 2.5], CHAIN.digest(): [3.5, 4.5]}),
     )
-    for threads, worker in ((1, "worker-0"), (8, LATER)):
+    for threads, worker in ((1, "worker-0"), (8, TIME_WORKER)):
         write_shard(
             storage,
             f"timings/{threads}.parquet",

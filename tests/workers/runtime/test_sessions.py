@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -199,11 +200,35 @@ def test_a_session_in_which_graphs_are_given_up_is_timed_again(
     assert calls == [1, 8, 1, 8]
     assert table.column("turn").to_pylist() == [3, 3, 4, 4]
     assert facts["timed_on"] == "a GPU, without CUDA graphs"
-    assert (facts["call"], facts["host"]) == ("a launch", platform.node())
+    assert facts["call"] == "a launch"
     load = Load(**facts["load"])
     assert load.cores == os.cpu_count()
     assert load.average is not None
     assert load.wall_over_cpu is not None
+
+
+def test_containers_of_one_machine_are_one_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two have host names of their own, and the machine's boot id. Systems without one have a host
+    name only.
+    """
+    monkeypatch.setattr(sessions, "time_in_turn", lambda *_, **__: [])
+    target = SimpleNamespace(device=torch.device("cpu"), encode=lambda captions, guided: None)
+    engines = cast(Engines, SimpleNamespace(models=SimpleNamespace(target=target)))
+    session = TimingSession((preset("vanilla"), preset("sjd")), 0, 2, (1,), 1)
+    captions = [Caption(number, "a") for number in range(2)]
+    boot_id = tmp_path / "boot_id"
+    boot_id.write_text("d7b4c1f0\n")
+
+    def host(name: str) -> str:
+        monkeypatch.setattr(platform, "node", lambda: name)
+        return str(sessions.run_session(engines, captions, session, "a call")[1]["host"])
+
+    monkeypatch.setattr(sessions, "_BOOT_ID", boot_id)
+    assert host("pod-1") == host("pod-2") == "d7b4c1f0"
+    boot_id.unlink()
+    assert host("pod-1") == "pod-1"
 
 
 def test_a_session_that_waits_for_a_core_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
