@@ -274,7 +274,13 @@ def test_more_sessions_of_a_sitting_bring_its_part_of_the_error_to_0() -> None:
     old = [timed_alone(name, 1.0, is_busy=True) for name in "abc"]
     parts = []
     for count in (1, 4, 400):
-        new = [replace(timed_alone("new", 1.0), name=f"new {number}") for number in range(count)]
+        new = [
+            replace(
+                timed_alone("new", math.exp(costs.ASSUMED_STATE * (-1) ** number)),
+                name=f"new {number}",
+            )
+            for number in range(count)
+        ]
         prices = Prices([*old, *new], VANILLA)
         parts.append(prices.error_in_sitting(FAST, "new"))
         assert prices.speedup(FAST, np.array([100.0]), 7).error > parts[-1]
