@@ -232,7 +232,7 @@ def test_every_bar_of_sweeps_with_their_own_vanilla(
 ) -> None:
     for name, seed in zip("ab", seeds, strict=True):
         target = {"target.safetensors": f"{seed}" * 8}  # each has its own lossless quality
-        facts = {"models": target, "experiment": f"{seed}" * 10}
+        facts: dict[str, Any] = {"models": target, "experiment": f"{seed}" * 10}
         write_sweep(tmp_path / name, trials=14, seed=seed, name=name, **facts)
     sweeps = [Sweep.open(tmp_path / name) for name in "ab"]
     (tmp_path / "report.html").write_text(render(page_data(sweeps)), "utf-8")
