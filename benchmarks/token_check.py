@@ -67,7 +67,7 @@ def exact_presets(sampling: Sampling, models: Models, only: Sequence[str] | None
 
 
 def with_foreign(tokens: Tensor, share: float, codes: int, seed: int) -> Tensor:
-    """Tokens, of which a share is replaced by uniform ones."""
+    """The tokens, with a share of them replaced by uniform ones."""
     generator = torch.Generator().manual_seed(seed)
     foreign = torch.rand(tokens.shape, generator=generator) < share
     return torch.where(foreign, torch.randint(0, codes, tokens.shape, generator=generator), tokens)
@@ -97,7 +97,7 @@ def leaking_mask() -> Iterator[None]:
 
 
 def with_noise_twice(models: Models, requests: Sequence[Request], seed: int) -> Tensor:
-    """Tokens of vanilla's images, of which each two have the same random numbers."""
+    """Tokens of vanilla's images, where each pair of images has the same random numbers."""
     sampling = models.target.sampling
     engine = engine_for(models, DecodingConfig(), batch=_BATCH, seed=seed, sampling=sampling)
     tokens = torch.empty(len(requests), models.target.grid.tokens, dtype=torch.long)

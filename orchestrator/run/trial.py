@@ -110,16 +110,16 @@ class Plan:
         return self._rungs_at(self._shards(config), [*self._racing_ends, self.captions])
 
     def check_rungs(self, config: DecodingConfig) -> list[Rung]:
-        """Where a lossless trial may end: at the first rung of racing, or without it after the
-        first shard, with an image in each block of captions and with several batches of each size
-        that is timed; then at twice as many captions or more each time, up to all.
+        """Where a lossless trial may end before all captions: at the first rung of racing, or
+        without it after the first shard, with an image in each block of captions and with several
+        batches of each size that is timed; then at twice as many captions or more each time.
         """
         shards = self._shards(config)
         ends: list[int] = []
         batches = _LEAST_BATCHES * max(self.sweep.timing.batches)
         least = max(BLOCKS, batches // self.sweep.quality.samples, *self._racing_ends[:1])
         for shard in shards:
-            if shard.stop >= least or shard.stop == self.captions:
+            if least <= shard.stop < self.captions:
                 ends.append(shard.stop)
                 least = 2 * shard.stop
         return self._rungs_at(shards, ends)
@@ -305,6 +305,8 @@ class Trials:
             return False
         if groups.claimed_group(config) != groups.baseline:
             return False
+        if not self.plan.check_rungs(config):
+            return False
         required = [groups.metrics[name] for name in self._required]
         return all(metric.is_of_counts or metric.is_of_distribution for metric in required)
 
@@ -312,7 +314,8 @@ class Trials:
         self, proposal: Proposal, config: DecodingConfig, timings: Sequence[Task]
     ) -> Generator[Task, Result, TrialRecord | None]:
         """Measure the speed of a trial whose quality is known, and check its tokens, on as many
-        images as its passes need; None if the check fails, so that its quality must be measured.
+        images as its passes need; None if the check fails, or its passes need all images, on which
+        everything is measured.
         """
         progress = self._begin(proposal.number, None)
         rungs = self.plan.check_rungs(config)
@@ -334,11 +337,13 @@ class Trials:
                 self.emit(events.Note(note=f"{about}: {reason}"))
             if check is None or not check.passed:
                 return None
-            if rung is rungs[-1] or _is_precise(measurement):
-                break
-        problem = self._missing(measurement, has_known_quality=True)
-        state: State = "failed" if problem else "complete"
-        return self._measured_record(proposal, state, problem, progress, measurement, rung, timings)
+            if _is_precise(measurement):
+                problem = self._missing(measurement, has_known_quality=True)
+                state: State = "failed" if problem else "complete"
+                return self._measured_record(
+                    proposal, state, problem, progress, measurement, rung, timings
+                )
+        return None
 
     def _begin(self, number: int, stopped: TrialRecord | None) -> _Progress:
         """What is known of a trial before it runs: nothing, or what its record says if racing had
