@@ -402,6 +402,7 @@ def _describe_replication(found: Replication) -> list[str]:
     lines = [
         f"{found.sweep} next to {found.table}",
         *found.notes,
+        *found.caveats,
         "",
         shown_table(head, cells, right=[1, 3, 4, 5]),
         "",

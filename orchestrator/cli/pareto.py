@@ -34,7 +34,7 @@ Examples:
   specfrontier pareto quickstart --best 'fid<=vanilla+0.5' --config best.yaml
   specfrontier pareto quickstart --lossless --config lossless.yaml
   specfrontier pareto mine --all --table trials.parquet
-  specfrontier pareto mine --table front.tex --column clip_score --plot front.pdf --plot-size 3.3x2.4
+  specfrontier pareto mine --table front.tex --column clip_score --plot front.pdf --plot-size 3x2.4
   specfrontier pareto quickstart --trial 0 --config vanilla.yaml
   specfrontier pareto mine --stopped
   specfrontier pareto mine --device A10G --batch 8
@@ -72,13 +72,17 @@ class Output:
     column: list[str] | None = option(
         "Another metric for the table of a paper. Repeatable.", "METRIC"
     )
+    wide: bool = flag(
+        "Make the table in .tex as wide as the page (table*), with the names of settings after "
+        "labels. Default: as wide as a column."
+    )
     plot: str | None = option(
         "Plot the front: .png, .pdf or .svg. A matplotlibrc in this folder sets the style.",
         "FILE",
         callback=output_file(PLOTS),
     )
     plot_size: str | None = option(
-        "Width and height of the plot in inches, such as 3.3x2.4.", "WxH"
+        "Width and height of the plot in inches, such as 3x2.4 for a column.", "WxH"
     )
     long: o.Long = False
     as_json: AsJson = False
@@ -219,12 +223,17 @@ def _read_size(output: Output) -> tuple[float, float] | None:
     Raises:
         CommandError: they are invalid, or an option has no file to apply to.
     """
-    if output.column and (
-        output.table is None or ending_of(output.table, (*TABLES, *PAPER_TABLES)) in TABLES
-    ):
+    ending = ""
+    if output.table is not None:
+        ending = ending_of(output.table, (*TABLES, *PAPER_TABLES))
+    if output.column and ending not in PAPER_TABLES:
         raise CommandError(
             "--column adds to the table of a paper: give --table a file in .tex or .md",
             WRONG_USAGE,
+        )
+    if output.wide and ending != ".tex":
+        raise CommandError(
+            "--wide is for a table in LaTeX: give --table a file in .tex", WRONG_USAGE
         )
     if output.plot_size is None:
         return None
@@ -235,8 +244,7 @@ def _read_size(output: Output) -> tuple[float, float] | None:
         size = (float(found[1]), float(found[2]))
     if not all(_MIN_INCHES <= side <= _MAX_INCHES for side in size):
         problem = (
-            f"give a width and a height of {_MIN_INCHES:g} to {_MAX_INCHES:g} inches, such as "
-            "3.3x2.4"
+            f"give a width and a height of {_MIN_INCHES:g} to {_MAX_INCHES:g} inches, such as 3x2.4"
         )
         raise CommandError(f"--plot-size {output.plot_size}: {problem}", WRONG_USAGE)
     return size
@@ -277,7 +285,8 @@ def _table_file(front: Front, rows: Sequence[Candidate], output: Output) -> byte
             sweep.metric(name)
         require_comparable([sweep.identity for sweep in sweeps], name)
     metrics = [sweeps[0].metric(name) for name in columns]
-    return front_paper_table(front, rows, metrics).write(ending)
+    is_wide = output.wide or ending != ".tex"
+    return front_paper_table(front, rows, metrics, is_wide=is_wide).write(ending)
 
 
 def _generate_command(chosen: Choice, file: str) -> str:

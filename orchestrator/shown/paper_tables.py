@@ -1,6 +1,8 @@
 """Tables as a paper prints them: LaTeX with booktabs, or Markdown.
 
-Values have as many digits as their errors allow (see `workers.metrics.estimate.measured`).
+A LaTeX table is as wide as a column of the page, or as the page (`table*`); names that are too
+long for it wrap. Values have as many digits as their errors allow (see
+`workers.metrics.estimate.measured`).
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from orchestrator.front.choice import Choice, recommend
 from orchestrator.front.front import Front
@@ -42,6 +45,7 @@ class Cell:
 
 
 _MISSING = Cell("-")
+_MAX_METRICS_IN_COLUMN = 3  # more of them need the whole page
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class PaperTable:
     head: Sequence[str]
     rows: Sequence[Sequence[Cell]]
     numbers: int  # index of the first column of numbers, which are right-aligned
+    label: str = "table"  # of \label, after `tab:`
+    is_wide: bool = False  # whether it spans the columns of a page
 
     def write(self, ending: str) -> bytes:
         """The table as a file with one of the endings of `orchestrator.outputs.PAPER_TABLES`."""
@@ -59,20 +65,27 @@ class PaperTable:
         return text.encode()
 
     def _latex(self) -> str:
-        columns = "l" * self.numbers + "r" * (len(self.head) - self.numbers)
+        # the last column of texts takes the width that the others leave
+        texts = "l" * (self.numbers - 1) + r">{\raggedright\arraybackslash}X"
+        columns = texts + "r" * (len(self.head) - self.numbers)
+        environment = "table*" if self.is_wide else "table"
+        label = re.sub(r"[^A-Za-z0-9.-]+", "-", self.label)
         lines = [
-            "% Needs \\usepackage{booktabs}.",
-            r"\begin{table}",
+            r"% Needs \usepackage{booktabs,tabularx}.",
+            f"\\begin{{{environment}}}",
             r"\centering",
             f"\\caption{{{_latex(self.caption)}}}",
-            f"\\begin{{tabular}}{{{columns}}}",
+            f"\\label{{tab:{label}}}",
+            r"\vspace{\abovecaptionskip}",
+            r"\footnotesize\setlength{\tabcolsep}{3pt}",
+            f"\\begin{{tabularx}}{{\\linewidth}}{{@{{}}{columns}@{{}}}}",
             r"\toprule",
             _latex_row(map(_latex, self.head)),
             r"\midrule",
-            *(_latex_row(_latex_cell(cell) for cell in row) for row in self.rows),
+            *(_latex_row(map(_latex_cell, row)) for row in self.rows),
             r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
+            r"\end{tabularx}",
+            f"\\end{{{environment}}}",
         ]
         return "\n".join(lines) + "\n"
 
@@ -84,12 +97,17 @@ class PaperTable:
 
 
 def front_paper_table(
-    front: Front, rows: Sequence[Trial], metrics: Sequence[Metric] = ()
+    front: Front, rows: Sequence[Trial], metrics: Sequence[Metric] = (), *, is_wide: bool = True
 ) -> PaperTable:
     """A front's trials, with vanilla and what is recommended. Bold: the first objective of the best
     trial within the default bar, and of the best lossless one.
 
-    metrics: further columns, each once. A trial without one has a dash there.
+    Args:
+        front: the front.
+        rows: its trials that the table has.
+        metrics: further columns, each once. A trial without one has a dash there.
+        is_wide: whether the table has the names of settings after labels, over the whole page. A
+            table with too many metrics for a column does so in any case.
     """
     choices = recommend(front).choices
     best = [choice for kind, choice in choices.items() if kind in ("best", "best_lossless")]
@@ -97,11 +115,16 @@ def front_paper_table(
     shown |= {trial.name for trial in front.candidates if trial.is_vanilla}
     bold = {trial.name for trial in best}
     columns = tuple(dict.fromkeys((*front.metrics, *metrics)))
-    lines = [
-        [Cell(trial.name), Cell(trial.title), *_values(trial, columns, bold=trial.name in bold)]
-        for trial in front.candidates
-        if trial.name in shown
-    ]
+    is_wide = is_wide or len(columns) > _MAX_METRICS_IN_COLUMN
+    short_names = front.names.abbreviated()
+    lines = []
+    for trial in front.candidates:
+        if trial.name in shown:
+            name = trial.title
+            if not is_wide:
+                name = trial.record.label.strip() or short_names.name(trial.config)
+            values = _values(trial, columns, bold=trial.name in bold)
+            lines.append([Cell(trial.name), Cell(name), *values])
     head = ["trial", "setting", *(_heading(metric) for metric in columns)]
     off = [trial.name for trial in front.candidates if trial.name in shown and not trial.on_front]
     lossless = [
@@ -113,33 +136,34 @@ def front_paper_table(
     caption = _caption(front, best, off)
     if lossless and shared:
         caption += f" Lossless, with vanilla's {' and '.join(shared)}: {', '.join(lossless)}."
-    return PaperTable(caption, head, lines, 2)
+    return PaperTable(caption, head, lines, 2, "-".join(front.sweeps), is_wide)
 
 
 def replication_table(found: Replication) -> PaperTable:
-    """A sweep's values beside the published ones, a row for each of the paper's settings. Bold:
-    differs from the paper beyond the measured uncertainty.
+    """A sweep's values and the published ones: metric by metric, a row for each of the paper's
+    settings that has a measured value. Bold: differs from the paper beyond the measured
+    uncertainty.
     """
-    metrics = list(dict.fromkeys(figure.metric for row in found.rows for figure in row.figures))
-    rows = []
+    rows: dict[str, list[list[Cell]]] = {}
     for row in found.rows:
-        figures = {figure.metric: figure for figure in row.figures}
-        cells = [Cell(row.row.label)]
-        for figure in map(figures.get, metrics):
-            if figure is None:
-                cells += [_MISSING, _MISSING]
+        for figure in row.figures:
+            if figure.measured is None:
                 continue
-            measured = _MISSING
-            if figure.measured is not None:
-                measured = Cell(str(figure.measured), figure.verdict == "differs")
-            cells += [measured, Cell(figure.in_our_unit)]
-        rows.append(cells)
-    caption = (
-        f"{found.sweep} beside {found.table}, the published values. Values are followed by one "
-        "standard error. Bold: differs from the published value beyond the error at the 5 % level."
-    )
-    head = ["setting", *(name for metric in metrics for name in (metric, "published"))]
-    return PaperTable(caption, head, rows, 1)
+            of_metric = rows.setdefault(figure.metric, [])
+            measured = Cell(str(figure.measured), figure.verdict == "differs")
+            name = "" if of_metric else figure.metric
+            cells = [Cell(name), Cell(row.row.label), measured, Cell(figure.in_our_unit)]
+            of_metric.append(cells)
+    sentences = [
+        f"{found.sweep} and the published values of {found.table}",
+        "Values are followed by one standard error",
+        "Bold: differs from the published value beyond the error at the 5 % level",
+        *found.caveats,
+    ]
+    caption = " ".join(f"{sentence}." for sentence in sentences)
+    label = f"{found.sweep}-{found.table}"
+    head = ["metric", "setting", "measured", "published"]
+    return PaperTable(caption, head, list(chain.from_iterable(rows.values())), 2, label)
 
 
 def _caption(front: Front, bold: Collection[Choice], off: Sequence[str]) -> str:
@@ -175,7 +199,8 @@ def _values(trial: Trial, metrics: Sequence[Metric], *, bold: bool) -> list[Cell
 
 def _latex(text: str) -> str:
     text = "".join(_LATEX.get(letter, letter) for letter in clean(text))
-    return re.sub(r"([-',])(?=\1)", r"\1{}", text)  # two are one sign otherwise
+    text = re.sub(r"([-',])(?=\1)", r"\1{}", text)  # two are one sign otherwise
+    return re.sub(r"(?<=[,+/])(?=\w)", r"\\allowbreak{}", text)  # where a name may wrap
 
 
 def _latex_cell(cell: Cell) -> str:

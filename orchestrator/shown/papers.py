@@ -164,6 +164,9 @@ TIMED = frozenset({"speedup", "latency"})  # papers do not state how many captio
 # metrics that depend on the number of images
 _BIASED = frozenset({"fid", "inception_score", "precision", "recall"})
 _METRICS_OF_EXTRACTOR = {"features": _BIASED, "manifold": frozenset({"precision", "recall"})}
+# what the identity of an extractor begins with, if it is the one that papers use
+_NETWORKS_OF_PAPERS = {"features": "inception", "manifold": "vgg"}
+_OWN_NETWORKS = "scenes"  # of this project's built-in model
 Verdict = Literal["agrees", "differs", "no error", "not measured"]
 
 
@@ -221,6 +224,7 @@ class Replication:
     table: str
     rows: tuple[TableRow, ...]
     notes: tuple[str, ...]  # other differences from the paper
+    caveats: tuple[str, ...]  # sentences on metrics whose values cannot be compared
 
     def with_verdict(self, verdict: Verdict) -> list[tuple[TableRow, MetricRow]]:
         """The figures with a verdict."""
@@ -238,6 +242,7 @@ class Replication:
             "rule": RULE,
             "rows": rows,
             "notes": list(self.notes),
+            "caveats": list(self.caveats),
         }
 
 
@@ -250,7 +255,8 @@ def replicate(sweep: Sweep, table: str) -> Replication:
     published = rows_of(table)
     configs = {entry.label: entry.config for entry in SweepConfig.read(table).enqueue}
     rows = tuple(_table_row(sweep, row, configs[row.label]) for row in published)
-    return Replication(sweep.name, table, rows, (*session_problems(sweep), *_notes(sweep, rows)))
+    notes = (*session_problems(sweep), *_notes(sweep, rows))
+    return Replication(sweep.name, table, rows, notes, tuple(_caveats(sweep, rows)))
 
 
 def verdict(
@@ -329,6 +335,27 @@ def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
                     "depends on that number"
                 )
     return notes
+
+
+def _caveats(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
+    """Sentences on the metrics that another network than the papers' measured."""
+    figures = [figure for row in rows for figure in row.figures if figure.measured is not None]
+    measured = list(dict.fromkeys(figure.metric for figure in figures))
+    caveats = []
+    for role, network in sweep.identity.extractors.items():
+        is_papers = network.startswith(_NETWORKS_OF_PAPERS.get(role, ""))
+        if is_papers and not network.startswith(_OWN_NETWORKS):
+            continue
+        metrics = [
+            name for name in measured if name in (role, *_METRICS_OF_EXTRACTOR.get(role, ()))
+        ]
+        if metrics:
+            name = network.partition("@")[0]
+            caveats.append(
+                f"{' and '.join(metrics)}: measured with the network {name}, which is not the "
+                "paper's, so these values cannot be compared"
+            )
+    return caveats
 
 
 def _join(parts: list[Any]) -> str:

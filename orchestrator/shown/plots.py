@@ -256,8 +256,11 @@ def plot_front(plot: Axes, front: Front, title: str = "") -> None:
     values, errors = points_of(candidates, front)
     on_front = np.array([trial.on_front for trial in candidates], dtype=np.bool_)
     families = [family(trial.config) for trial in candidates]
+    small = _is_small(plot)
+    labels = {family(trial.config): family(trial.config, short=small) for trial in candidates}
     line = _front_line(values[on_front & (len(front.metrics) == 2)], x.direction)
-    plot.plot(*line.T, color=ACCENT, linewidth=1.4, zorder=1, label="front" if len(line) else None)
+    label = "front" if len(line) and not small else None
+    plot.plot(*line.T, color=ACCENT, linewidth=1.4, zorder=1, label=label)
     has_pale_bars = len(candidates) <= _MAX_PALE_BARS
     for name, look in looks(families).items():
         rows = np.array([own == name for own in families], dtype=np.bool_)
@@ -272,11 +275,10 @@ def plot_front(plot: Axes, front: Front, title: str = "") -> None:
                 s=36 * _areas(plot),
                 color=_colour(look),
                 marker=_MARKERS[look.shape],
-                label=name,
+                label=labels[name],
             )
     choices = recommend(front).choices
     _mark_choices(plot, front, choices)
-    small = _is_small(plot)
     _style(plot, _axis_label(x, small=small), _axis_label(y, small=small), title)
     if not candidates:
         plot.text(

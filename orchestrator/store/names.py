@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any, NamedTuple, Self
 
-from search_spaces.acceptance import EXACT
+from search_spaces.acceptance import EXACT, AcceptanceRule
 from search_spaces.params import ParamField, Params
 from search_spaces.trial import DecodingConfig, Sampling
 
@@ -57,23 +57,18 @@ def trial_title(name: object, label: str, setting: str = "") -> str:
     return ", ".join(text for text in (f"trial {name}", title(label, setting)) if text)
 
 
-def family(config: DecodingConfig) -> str:
+def family(config: DecodingConfig, *, short: bool = False) -> str:
     """The kinds without numbers, for colours and legends: `additive`, `exponential`, `exact`,
-    `rows`, `vanilla`.
+    `rows`, `vanilla`. short: with the abbreviations of names.
     """
     if config.is_vanilla:
         return VANILLA
-    rule = config.acceptance
     kinds = []
     if config.drafter.row_lag is not None:
         kinds.append("rows")
-    if rule.neighbourhood != EXACT.neighbourhood:
-        kinds.append(rule.neighbourhood.kind)
-    if rule.schedule != EXACT.schedule:
-        kinds.append(rule.schedule.kind)
-    if rule.verification != EXACT.verification:
-        kinds.append(rule.verification.kind)
-    return " ".join(kinds) or "exact"
+    parts = _relaxed_parts(config.acceptance)
+    kinds += [part.short if short else part.kind for part in parts]
+    return " ".join(kinds) or _EXACT
 
 
 def format_number(value: float, digits: int) -> str:
@@ -143,8 +138,12 @@ class SettingNames:
         if self._form is not Form.OWN:
             return self
         if any(_new_name(config, self._baseline, Form.OWN)[1] for config in configs):
-            return SettingNames(self._baseline, Form.ABBREVIATED)
+            return self.abbreviated()
         return self
+
+    def abbreviated(self) -> SettingNames:
+        """Names in which all words are abbreviated."""
+        return SettingNames(self._baseline, Form.ABBREVIATED)
 
     def name(self, config: DecodingConfig | None) -> str:
         """The setting's name."""
@@ -197,17 +196,20 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
 
 def _rule_parts(config: DecodingConfig) -> list[_Part]:
     """The parts of the acceptance rule that differ from the exact one."""
-    rule = config.acceptance
-    kinds: list[Params] = []
-    if rule.neighbourhood != EXACT.neighbourhood:
-        kinds.append(rule.neighbourhood)
-    if rule.schedule != EXACT.schedule:
-        kinds.append(rule.schedule)
-    if rule.verification != EXACT.verification:
-        kinds.append(rule.verification)
+    kinds = _relaxed_parts(config.acceptance)
     if not kinds and config.drafter.has_drafts:
         return [_Part(" ", _EXACT, _EXACT, ())]
     return [_part("+" if place else " ", kind) for place, kind in enumerate(kinds)]
+
+
+def _relaxed_parts(rule: AcceptanceRule) -> list[Params]:
+    """The parts of an acceptance rule that are not those of the exact one."""
+    parts: list[tuple[Params, Params]] = [
+        (rule.neighbourhood, EXACT.neighbourhood),
+        (rule.schedule, EXACT.schedule),
+        (rule.verification, EXACT.verification),
+    ]
+    return [own for own, exact in parts if own != exact]
 
 
 def _sampling_parts(sampling: Sampling, baseline: Sampling | None) -> list[_Part]:

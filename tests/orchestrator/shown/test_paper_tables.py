@@ -20,11 +20,13 @@ from orchestrator.front.choice import recommend
 from orchestrator.front.front import Front, front_of
 from orchestrator.outputs import table_bytes
 from orchestrator.shown.paper_tables import Cell, PaperTable, front_paper_table
+from orchestrator.shown.plots import front_plot
 from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
+ROOT = Path(__file__).parents[3]
 HOSTILE = r"a_b & 100 % $5 #1 {x} ~ ^ \ <y> | *z* `w` [q]"
 
 
@@ -141,18 +143,78 @@ def test_latex_joins_no_two_signs_of_a_label(pair: str) -> None:
         assert (pair[0] + "{}") * 3 + pair[0] in text
 
 
-@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs LaTeX")
-def test_latex_reads_the_table(front: Front, tmp_path: Path) -> None:
+needs_latex = pytest.mark.skipif(
+    shutil.which("pdflatex") is None,
+    reason="needs LaTeX (pdflatex, and Debian's texlive-latex-recommended for booktabs)",
+)
+
+
+def log_of(folder: Path, body: str, options: str = "") -> str:
+    """What LaTeX says of an article with this body, which it compiles in a folder."""
+    preamble = rf"\documentclass[{options}]{{article}}\usepackage{{booktabs,tabularx,graphicx}}"
+    (folder / "paper.tex").write_text(rf"{preamble}\begin{{document}}{body}\end{{document}}")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout[-2000:]
+    assert (folder / "paper.pdf").read_bytes().startswith(b"%PDF")
+    return ran.stdout
+
+
+def overfull(log: str) -> list[float]:
+    """By how many points each box of a log is too wide."""
+    return [float(points) for points in re.findall(r"Overfull \\hbox \(([\d.]+)pt too wide\)", log)]
+
+
+@needs_latex
+def test_latex_reads_names_that_are_commands(front: Front, tmp_path: Path) -> None:
     head = [*front_paper_table(front, front.members).head]
     hostile = PaperTable("caption " + HOSTILE, head, [[Cell(HOSTILE, bold=True)] * len(head)], 2)
-    for name, table in (
-        ("front", front_paper_table(front, front.candidates)),
-        ("hostile", hostile),
-    ):
+    (tmp_path / "hostile.tex").write_bytes(hostile.write(".tex"))
+    log_of(tmp_path, r"\input{hostile}")
+
+
+@needs_latex
+def test_a_column_holds_the_table_and_the_figure(front: Front, tmp_path: Path) -> None:
+    """In a two-column article: of two and of three metrics, over the page with more of them, the
+    published values, and a figure in the size that the documentation gives.
+    """
+    (sweep,) = front.sweeps.values()
+    clip, drift, latency = map(sweep.metric, ("clip_score", "drift", "latency"))
+    tables = {
+        "column": front_paper_table(front, front.candidates, is_wide=False),
+        "three": front_paper_table(front, front.candidates, [clip], is_wide=False),
+        "wide": front_paper_table(front, front.candidates, [clip, drift, latency]),
+    }
+    for name, table in tables.items():
         (tmp_path / f"{name}.tex").write_bytes(table.write(".tex"))
-    document = r"\documentclass{article}\usepackage{booktabs}\begin{document}\input{front}\input{hostile}\end{document}"
-    (tmp_path / "paper.tex").write_text(document)
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
-    ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stdout[-2000:]
-    assert (tmp_path / "paper.pdf").read_bytes().startswith(b"%PDF")
+    size = re.search(r"--plot-size ([\d.]+)x([\d.]+)", (ROOT / "README.md").read_text())
+    assert size
+    for name, inches in (("own", (float(size[1]), float(size[2]))), ("scaled", (3.3, 2.4))):
+        picture = front_plot(front, ending=".pdf", size=inches)
+        (tmp_path / f"{name}.pdf").write_bytes(picture)
+    inputs = "".join(rf"\input{{{name}}}" for name in tables)
+    figures = r"\includegraphics{own}\par\noindent\includegraphics[width=\columnwidth]{scaled}\par"
+    log = log_of(tmp_path, rf"\noindent {figures}{inputs}\ref{{tab:made-up}}", "twocolumn")
+    assert overfull(log) == []
+    broad = log_of(tmp_path, r"\noindent\rule{\columnwidth}{1pt}\rule{9pt}{1pt}", "twocolumn")
+    assert overfull(broad) == [pytest.approx(9)], "it would have been seen"
+
+
+def test_a_table_is_as_wide_as_a_column_unless_it_has_many_metrics(front: Front) -> None:
+    (sweep,) = front.sweeps.values()
+    clip, drift = map(sweep.metric, ("clip_score", "drift"))
+    for metrics, is_wide, environment in (
+        ([], False, "table"),
+        ([clip], False, "table"),
+        ([clip, drift], False, "table*"),
+        ([], True, "table*"),
+    ):
+        table = front_paper_table(front, front.candidates, metrics, is_wide=is_wide)
+        text = table.write(".tex").decode()
+        assert re.findall(r"\\begin\{(table\*?)\}", text) == [environment]
+        assert re.findall(r"\\label\{(.*?)\}", text) == ["tab:" + "-".join(front.sweeps)]
+        settings = {row[0].text: row[1].text for row in table.rows}
+        for trial in front.candidates:
+            if trial.record.label not in ("", trial.setting):
+                assert (trial.setting in settings[trial.name]) == (environment == "table*")
+                assert trial.record.label in settings[trial.name]

@@ -228,7 +228,10 @@ def test_a_narrow_figure_has_numbers_in_the_place_of_names_and_everything_within
         assert frame.x1 <= figure.bbox.x1
         assert figure.bbox.y0 <= frame.y0
         assert frame.y1 <= figure.bbox.y1
-    assert plot.bbox.height / figure.bbox.height > 0.4, "the plot has most of the figure"
+    assert plot.bbox.height / figure.bbox.height > 0.5, "the plot has most of the figure"
+    assert legend.get_window_extent().height / figure.bbox.height <= 0.2
+    words = {text.get_text() for text in legend.get_texts()}
+    assert {"add", "mul", "exp", "exact", "vanilla"} <= words
 
 
 def small_front(folder: Path, size: tuple[float, float], trials: int = 24) -> tuple[Front, Axes]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import csv
 import math
 import random
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ import pytest
 
 from orchestrator.cli.compare import compare
 from orchestrator.errors import QueryError
-from orchestrator.shown.paper_tables import replication_table
+from orchestrator.shown.paper_tables import Cell, PaperTable, replication_table
 from orchestrator.shown.papers import METRICS as PRINTED
 from orchestrator.shown.papers import (
     SOURCES,
@@ -413,20 +414,49 @@ def test_unknown_tables_are_refused() -> None:
         rows_of("papers/lantern-table22")
 
 
+def by_metric_and_setting(table: PaperTable) -> dict[tuple[str, str], dict[str, Cell]]:
+    """The rows of the table, by heading; a metric's name is on its first row alone."""
+    found = {}
+    name = ""
+    for row in table.rows:
+        cells = dict(zip(table.head, row, strict=True))
+        name = cells["metric"].text or name
+        found[name, cells["setting"].text] = cells
+    return found
+
+
+def test_the_table_for_a_paper_has_no_unmeasured_rows_and_names_what_cannot_be_compared(
+    tmp_path: Path,
+) -> None:
+    given = near(TABLE, {})
+    del given["EAGLE-2"], given["vanilla"]["fid"]
+    own = {"features": "scenes-features@2d", "hpsv2": "hpsv2.1@3d"}
+    papers = {"features": "inception-clean256@2d", "hpsv2": "hpsv2.1@3d"}
+    for extractors, caveats in ((own, 1), (papers, 0)):
+        folder = write(tmp_path / str(caveats), given, extractors=extractors)
+        found = replicate(Sweep.open(folder), TABLE)
+        table = replication_table(found)
+        rows = by_metric_and_setting(table)
+        assert ("fid", "vanilla") not in rows
+        assert "EAGLE-2" not in {label for _, label in rows}
+        assert ("recall", "vanilla") in rows
+        assert len(found.caveats) == caveats
+        for text in found.caveats:
+            assert "scenes-features" in text
+            assert {"fid", "precision", "recall"} <= set(re.findall(r"\w+", text))
+            assert "hpsv2" not in text
+            assert text in table.caption
+            assert text in run(compare, folder, "--published").out
+
+
 def test_the_table_for_a_paper_has_published_values_beside_ours(tmp_path: Path) -> None:
     folder = write(tmp_path / "lantern-table2", near(TABLE, AWAY))
     table = replication_table(replicate(Sweep.open(folder), TABLE))
-    rows = {row[0].text: row for row in table.rows}
-    assert list(rows) == [row.label for row in rows_of(TABLE)]
-    bold = {
-        (label, table.head[place])
-        for label, row in rows.items()
-        for place, cell in enumerate(row)
-        if cell.bold
-    }
-    assert bold == {("LANTERN k=1000 delta=0.4", "fid"), ("EAGLE-2", "speedup")}
-    fid = list(table.head).index("fid")
-    assert rows["LANTERN k=1000 delta=0.4"][fid + 1].text == "18.76"
+    rows = by_metric_and_setting(table)
+    assert set(rows) == {(name, row.label) for row in rows_of(TABLE) for name in row.metrics}
+    bold = {place for place, cells in rows.items() if cells["measured"].bold}
+    assert bold == {("fid", "LANTERN k=1000 delta=0.4"), ("speedup", "EAGLE-2")}
+    assert rows["fid", "LANTERN k=1000 delta=0.4"]["published"].text == "18.76"
     ran = run(compare, folder, "--published", "--table", tmp_path / "t.tex")
     assert ran.code == 0, ran.error
     assert (tmp_path / "t.tex").read_bytes() == table.write(".tex")
