@@ -9,18 +9,21 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 from filelock import FileLock
 
+from tests.fakes.waiting import HANG_S
 from workers.runtime.process import use_threads
 
 if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
     from search_spaces.trial import DecodingConfig
     from workers.loading.dry_run import Footprint
     from workers.loading.models import Models
@@ -39,6 +42,18 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("deterministic")
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_BROWSER_ARGUMENTS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-features=AutofillServerCommunication",
+]
 _LONG_S = 30.0
 _DRY_RUNS: dict[tuple[object, ...], Footprint] = {}
 # For all tests alike: Ray reads it once in a process, and workers of another mode could not reach
@@ -189,3 +204,37 @@ def mlflow_server(shared_folder: Path, empty_database: Path) -> Iterator[str]:
             fcntl.flock(users, fcntl.LOCK_SH)
             base = address.read_text()
         yield base
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """Debian's Chromium, driven by playwright, started once; skips, with the reason, where there
+    is no browser or nothing to drive it with.
+    """
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
+    )
+    path = next((found for name in _BROWSERS if (found := shutil.which(name))), None)
+    if path is None:
+        pytest.skip(
+            f"no browser: none of {', '.join(_BROWSERS)} is on the path (apt-get install chromium)"
+        )
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=path, args=_BROWSER_ARGUMENTS, timeout=1000 * HANG_S
+        )
+        for name in ("new_context", "new_page"):
+            setattr(started, name, _patient(getattr(started, name)))
+        yield started
+        started.close()
+
+
+def _patient(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes contexts or pages that wait for a slow machine."""
+
+    def made(**options: Any) -> Any:
+        opened = make(**options)
+        opened.set_default_timeout(1000 * HANG_S)
+        return opened
+
+    return made

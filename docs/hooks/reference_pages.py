@@ -212,14 +212,15 @@ def python() -> str:
             continue
         is_error = isinstance(entry, type) and issubclass(entry, Exception)
         signature = name if is_error else _signature(name, entry)
-        parts.append(_code(f"{signature}\n\n{inspect.getdoc(entry) or ''}"))
+        parts += [_code(signature, "python"), _code(inspect.getdoc(entry))]
         if name in {"Sweep", "Trial", "ImageEngine"}:
             for method, member in inspect.getmembers(entry, callable):
                 if not method.startswith("_") and inspect.getdoc(member):
                     signature = _signature(method, member)
                     parts += [
                         f"### `{name}.{method}`",
-                        _code(f"{signature}\n\n{inspect.getdoc(member)}"),
+                        _code(signature, "python"),
+                        _code(inspect.getdoc(member)),
                     ]
     return "\n\n".join(parts)
 
@@ -293,5 +294,5 @@ def _escaped(text: str) -> str:
     )
 
 
-def _code(text: str | None) -> str:
-    return f"```text\n{(text or '').strip()}\n```"
+def _code(text: str | None, language: str = "text") -> str:
+    return f"```{language}\n{(text or '').strip()}\n```"

@@ -90,9 +90,19 @@ def front_plot(
     """A file of the first two metrics with one standard error in each direction (see `plot_front`).
 
     ending: one of `orchestrator.outputs.PLOTS`. size: in inches; by default that of matplotlib's
-    style, if it sets one.
+    style, if it sets one. A PNG says the front's values in its metadata.
     """
-    return _render(lambda plot: plot_front(plot, front, title), ending, size)
+    facts = {"Description": _describe(front)} if ending == ".png" else None
+    return _render(lambda plot: plot_front(plot, front, title), ending, size, facts)
+
+
+def _describe(front: Front) -> str:
+    """The values of the trials on the front, a line for each: what a picture's metadata say."""
+    lines = []
+    for trial in front.members:
+        values = (f"{metric.name} {trial.metrics[metric.name]}" for metric in front.metrics)
+        lines.append(f"trial {trial.name}: {', '.join(values)}")
+    return "\n".join(lines)
 
 
 def scatter_plot(
@@ -134,10 +144,13 @@ def figure_size() -> tuple[float, float]:
 
 
 def _render(
-    draw: Callable[[Axes], None], ending: str, size: tuple[float, float] | None = None
+    draw: Callable[[Axes], None],
+    ending: str,
+    size: tuple[float, float] | None = None,
+    facts: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The file: equal plots are equal bytes. In PDF and SVG, text is text, and a PDF has its fonts,
-    as TrueType.
+    """The file, with facts as its metadata; equal plots are equal bytes. In PDF and SVG, text is
+    text, and a PDF has its fonts, as TrueType.
     """
     from matplotlib import rc_context
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -150,7 +163,8 @@ def _render(
     with rc_context(
         {"pdf.fonttype": _TRUETYPE, "svg.fonttype": "none", "svg.hashsalt": "specfrontier"}
     ):
-        figure.savefig(buffer, format=ending[1:], dpi=_DPI, metadata=_NO_DATE.get(ending))
+        metadata = facts or _NO_DATE.get(ending)
+        figure.savefig(buffer, format=ending[1:], dpi=_DPI, metadata=metadata)
     return buffer.getvalue()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,18 +10,32 @@ import sys
 import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urldefrag
 
 import pytest
 import yaml
+from PIL import Image
 
 import specfrontier
 from search_spaces.sweep import KEYS, SWEEP_SECTIONS, ready_spaces
-from tests.docs.pages import PAGES, ROOT, prose
+from tests.docs.pages import PAGES, ROOT, blocks, prose
 from tests.fakes.command_line import specfrontier as command
 from workers.metrics.metric import METRICS
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
 MAX_README_LINES = 150
+SHOW = "bodies => { document.querySelector('article').innerHTML = bodies; }"
+MEASURE = """() => ({
+  page: document.documentElement.scrollWidth,
+  cut: [...document.querySelectorAll("pre > code")]
+    .filter((code) => code.scrollWidth > code.clientWidth)
+    .map((code) => ({
+      text: code.textContent.slice(0, 200), isOutput: code.closest(".language-text") !== null,
+    })),
+})"""
 
 
 def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
@@ -114,6 +129,28 @@ def test_references_have_every_key_metric_command_and_name(site: Path) -> None:
     assert all(f"<code>specfrontier {name}</code>" in text("commands") for name in listed)
 
 
+@pytest.mark.slow(seconds=8)
+def test_no_code_is_cut_off(site: Path, browser: Browser) -> None:
+    """At the width of a desk and of a phone no page is wider than the window, and code wraps. Only
+    the output of a terminal, which has columns, may scroll on the phone.
+    """
+    bodies = [
+        found[1]
+        for page in sorted(site.rglob("*.html"))
+        if (found := re.search(r"<article[^>]*>(.*)</article>", page.read_text("utf-8"), re.S))
+    ]
+    assert sum(body.count("<pre>") for body in bodies) > 100
+    opened = browser.new_page(java_script_enabled=False)
+    opened.goto((site / "index.html").as_uri())
+    opened.evaluate(SHOW, "".join(bodies))
+    for width, scrolls in ((1440, False), (390, True)):
+        opened.set_viewport_size({"width": width, "height": 900})
+        found = opened.evaluate(MEASURE)
+        assert found["page"] == width
+        assert [code for code in found["cut"] if not (scrolls and code["isOutput"])] == []
+    opened.close()
+
+
 def test_a_key_that_takes_a_value_or_a_list_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "docs" / "hooks")
     from reference_pages import yaml_keys
@@ -147,6 +184,27 @@ def test_a_broken_link_fails_the_build(tmp_path: Path) -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= MAX_README_LINES
+
+
+def test_readme_picture_and_notebook_show_one_sweep() -> None:
+    """The values of the front in README's table, in the picture's metadata and in the notebook."""
+    (output,) = (
+        block.text for block in blocks(ROOT / "README.md") if block.text.startswith("trial ")
+    )
+    head, *rows = (re.split(r"\s{2,}", line) for line in output.partition("within error")[0].splitlines())
+    x, y = head[2:4]
+    with Image.open(ROOT / "docs" / "images" / "quickstart.png") as picture:
+        assert picture.info["Description"].splitlines() == [
+            f"trial {number}: {x} {speed}, {y} {quality}" for number, _, speed, quality, _ in rows
+        ]
+    notebook = json.loads((ROOT / "docs" / "fronts.ipynb").read_text("utf-8"))
+    outputs = json.dumps(
+        [output for cell in notebook["cells"] for output in cell.get("outputs", ())],
+        ensure_ascii=False,
+    )
+    assert len(rows) > 1
+    for _, setting, *values, _ in rows:
+        assert all(text in outputs for text in (setting, *values))
 
 
 def test_version_and_papers_of_the_citation_are_the_projects() -> None:
