@@ -14,6 +14,7 @@ from tests.browser.report_pages import DESK, Open
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Dialog, Page, ViewportSize
 
+
 @pytest.fixture
 def open_page(browser: Browser) -> Iterator[Open]:
     """Opens a sweep's report; fails the test if the page asks for anything, reports an error or

@@ -191,7 +191,9 @@ def test_readme_picture_and_notebook_show_one_sweep() -> None:
     (output,) = (
         block.text for block in blocks(ROOT / "README.md") if block.text.startswith("trial ")
     )
-    head, *rows = (re.split(r"\s{2,}", line) for line in output.partition("within error")[0].splitlines())
+    head, *rows = (
+        re.split(r"\s{2,}", line) for line in output.partition("within error")[0].splitlines()
+    )
     x, y = head[2:4]
     with Image.open(ROOT / "docs" / "images" / "quickstart.png") as picture:
         assert picture.info["Description"].splitlines() == [
