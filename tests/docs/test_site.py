@@ -30,6 +30,12 @@ MAX_README_LINES = 150
 SHOW = "bodies => { document.querySelector('article').innerHTML = bodies; }"
 MEASURE = """() => ({
   page: document.documentElement.scrollWidth,
+  copied: [...document.querySelectorAll("pre > code")].every((code) => {
+    code.setAttribute("data-md-copying", ""); // as the theme does
+    const text = code.innerText;
+    code.removeAttribute("data-md-copying");
+    return text.trimEnd() === code.textContent.trimEnd();
+  }),
   cut: [...document.querySelectorAll("pre > code")]
     .filter((code) => code.scrollWidth > code.clientWidth)
     .map((code) => ({
@@ -147,6 +153,7 @@ def test_no_code_is_cut_off(site: Path, browser: Browser) -> None:
         opened.set_viewport_size({"width": width, "height": 900})
         found = opened.evaluate(MEASURE)
         assert found["page"] == width
+        assert found["copied"], "with no line between two others"
         assert [code for code in found["cut"] if not (scrolls and code["isOutput"])] == []
     opened.close()
 
