@@ -237,8 +237,8 @@ def test_chains_that_are_verified_together_follow_it_in_blocks_only(name: str) -
     [("jacobi, random", 0.24), ("eagle, chain", 0.15), ("medusa, chain", 0.04)],
 )
 def test_how_far_joint_verification_is_from_the_target(name: str, distance: float) -> None:
-    """The total variation over images that docs/methods.md states. That of an exact rule's draws is
-    0.02.
+    """The total variation over images that docs/methods_and_papers.md states. That of draws by an
+    exact rule is 0.02.
     """
     joint = AcceptanceRule(verification=JointVerification())
     counts, probs = counts_of_draws(*CASES[name], DRAWS, joint)
