@@ -106,7 +106,7 @@ class Sweep(results.Sweep):
         self, *limits: str, x: str | None = None, y: str | None = None, lossless: bool = False
     ) -> Choice:
         """The trial that is best in `x` among those that meet all limits, such as "fid <= 1.2 *
-        vanilla": by the value that 90 % of draws from its error exceed (see `recommend`).
+        vanilla". Trials are ranked by the value that is 90 % sure (see `recommend`).
         `lossless` leaves out settings that change the distribution of images.
 
         Raises:

@@ -102,9 +102,9 @@ def pareto(
 
     "front" is the share of draws from the measured errors in which a trial stays on the front.
     Trials are "within error of" each other if they differ significantly in no objective (5 % level,
-    paired Student's t). The best one is chosen by the value of the first objective that 90 % of
-    draws exceed; a lossless one within error of it is preferred. A choice says in how many draws it
-    holds, and in how many it is better than vanilla in the first objective.
+    paired Student's t). Trials are ranked by the value of the first objective that is 90 % sure; a
+    lossless one within error of the best is preferred. A choice says in how many draws it holds, and
+    in how many it is better than vanilla in the first objective.
     """
     if output.config is None:
         asked = replace(selection, knee=False)  # the knee is shown in any case

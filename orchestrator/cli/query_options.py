@@ -135,8 +135,8 @@ class TrialOptions:
 
     trial: int | None = option("The trial with this number, whatever its values.", "N", min=0)
     best: list[str] | None = option(
-        "The trial with the best first objective within this limit (as in --subject-to), by the "
-        "value that 90 % of draws exceed. Repeatable.",
+        "The trial with the best first objective within this limit (as in --subject-to): the best "
+        "value that is 90 % sure. Repeatable.",
         "LIMIT",
     )
     lossless: bool = flag(

@@ -93,22 +93,31 @@ class Bounds:
 
 
 def describe_choice(
-    metric: Metric, bound: float | None, alternatives: Sequence[str], preferred_to: float | None
+    metric: Metric,
+    bound: float | None,
+    alternatives: Sequence[str],
+    preferred_to: float | None,
+    *,
+    has_best_value: bool,
 ) -> list[str]:
-    """How a trial was chosen, in parts of a sentence.
+    """How a trial was chosen, in parts of a sentence. Its bound is left out if it has the best
+    value too, because then nobody asks why another one was not chosen.
 
     Args:
         metric: in which it is the best.
         bound: of the trial; None if it is unknown.
         alternatives: names of the trials within error of it.
         preferred_to: the bound of the first of these, if the trial was preferred to it as lossless.
+        has_best_value: whether none of these has a better value.
     """
-    relation = "exceed" if metric.direction == "maximize" else "stay below"
-    parts = ["chosen by its value, because no error is known"]
-    if bound is not None:
-        parts = [
-            f"chosen by the value that {percent(_SHARE)} of draws {relation}: {measured(bound)}"
-        ]
+    parts = []
+    if bound is None:
+        parts.append("chosen by its value, because no error is known")
+    elif not has_best_value:
+        parts.append(
+            f"settings are ranked by the {metric.name} that is {percent(_SHARE)} sure, here "
+            f"{measured(bound)}"
+        )
     if preferred_to is not None:
         parts.append(f"preferred, as lossless, to {alternatives[0]} with {measured(preferred_to)}")
     named = [*alternatives[:MAX_NAMED]]

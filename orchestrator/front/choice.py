@@ -60,15 +60,22 @@ class Choice(Candidate):
 
     @property
     def basis(self) -> list[str]:
-        """How it was chosen by its bound, and what is within error of it; empty if it was chosen
-        otherwise.
-        """
+        """How it was chosen, if not by its value, and what is within error of it."""
         if self.alternatives is None:
             return []
         names = [
             f"{trial.name} ({trial.record.label or trial.setting})" for trial in self.alternatives
         ]
-        return describe_choice(self.front_metrics[0], self.bound, names, self.preferred_bound)
+        metric = self.front_metrics[0]
+        values = [trial[metric.name] for trial in (self, *self.alternatives)]
+        best = max(values) if metric.direction == "maximize" else min(values)
+        return describe_choice(
+            metric,
+            self.bound,
+            names,
+            self.preferred_bound,
+            has_best_value=values[0] == best,
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -97,7 +97,9 @@ def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: P
         recommend(front_of([Sweep.open(folder)], "speedup", "fid")).choices.get("best_lossless"),
     )
     assert trial is not None
-    assert f"Fastest lossless: {'; '.join(trial.basis)}." in page.locator("#basis").inner_text()
+    said = page.locator("#basis").inner_text()
+    assert all(text in said for text in trial.basis)
+    assert ("Fastest lossless: " in said) == bool(trial.basis)
     assert page.locator("#lossless .chosen").get_attribute("data-trial") == trial.name
     page.locator("#filter").fill("lossless=true")
     expected = trial_rows(Sweep.open(folder), ["lossless=true"], ["number"])["number"].to_pylist()
@@ -154,7 +156,8 @@ def check_every_step(page: Page, front: Front) -> set[str]:
             slider.value = Number(slider.min) + i * Number(slider.step);
             slider.dispatchEvent(new Event("input"));
             const part = (name) => document.querySelector("#fastest " + name);
-            const basis = document.querySelector("#basis p")?.innerText;
+            const bases = [...document.querySelectorAll("#basis p")].map((line) => line.innerText);
+            const basis = bases.find((text) => text.startsWith("Fastest within")) ?? "";
             rows.push([part("pre")?.innerText, part(".chosen")?.dataset.trial, Number(part("meter")?.value), basis]);
           }
           return rows;
@@ -166,7 +169,8 @@ def check_every_step(page: Page, front: Front) -> set[str]:
         assert best is not None
         assert (limit, name) == (limit, best.name)
         assert share == pytest.approx(best.limit_probability([limit]), abs=6e-4), limit
-        assert basis == f"Fastest within the bar: {'; '.join(best.basis)}."
+        said = f"Fastest within the bar: {'; '.join(best.basis)}."
+        assert basis == (said if best.basis else "")
     assert len({command for command, *_ in rows}) == len(rows)
     return {name for _, name, *_ in rows}
 

@@ -190,7 +190,5 @@ def test_heat_maps_have_one_scale_and_names(open_page: Open, folder: Path) -> No
         assert colours.setdefault(number % 3, colour) == colour, (
             "equal lengths have equal colours in all maps"
         )
-        assert f"mean accepted length {1 + number % 3}.00" in str(
-            canvas.get_attribute("aria-label")
-        )
+        assert f"{1 + number % 3}.00 tokens per pass" in str(canvas.get_attribute("aria-label"))
     assert len(set(colours.values())) == len(colours) > 1

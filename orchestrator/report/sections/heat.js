@@ -33,7 +33,7 @@ export function draw(host, data) {
     const values = cells[trial.images_of],
       known = values.filter((value) => value !== null),
       ends = [Math.min(...known), Math.max(...known)].map((value) => formatNumber(value, 2)).join(" to "),
-      mean = `mean accepted length ${formatNumber(means[trial.images_of], 2)}`;
+      mean = `${formatNumber(means[trial.images_of], 2)} tokens per pass`;
     return el(
       "figure",
       { "data-trial": trial.id },

@@ -15,10 +15,9 @@ _MAX_CELLS = 60_000  # of all heat maps together
 
 
 _LEAD = (
-    "The accepted length of the target pass that emitted each token: how many tokens that pass "
-    "emitted. All maps share one scale. A mean accepted length (`mean_accepted_length`) counts "
-    "every pass once, so it is below the mean of a map, where a pass counts once for each of its "
-    "tokens."
+    "How many tokens the pass of the target emitted that decided each position of the image. All "
+    "maps share one scale. Below a map: tokens per pass, over all passes (`mean_accepted_length`). "
+    "A pass with many tokens colours many positions, so most of a map is above that number."
 )
 
 

@@ -150,20 +150,18 @@ def test_against_a_direct_computation(direction: Direction) -> None:
 
 def test_a_choice_in_words() -> None:
     names = ["3 (gsd chain)", "4 (b)", "5 (c)", "6 (d)", "7 (e)"]
-    assert describe_choice(SPEED, 1.8649, [], None) == [
-        "chosen by the value that 90 % of draws exceed: 1.865"
-    ]
-    assert describe_choice(COST, 0.5, names[:1], None) == [
-        "chosen by the value that 90 % of draws stay below: 0.5",
+    assert describe_choice(SPEED, 1.8649, [], None, has_best_value=True) == []
+    assert describe_choice(COST, 0.5, names[:1], None, has_best_value=False) == [
+        "settings are ranked by the latency that is 90 % sure, here 0.5",
         "within error of it in latency: 3 (gsd chain)",
     ]
-    assert describe_choice(SPEED, 1.88, names[:2], 1.94)[1:] == [
+    assert describe_choice(SPEED, 1.88, names[:2], 1.94, has_best_value=False)[1:] == [
         "preferred, as lossless, to 3 (gsd chain) with 1.94",
         "within error of it in speedup: 3 (gsd chain) and 4 (b)",
     ]
-    assert describe_choice(SPEED, 1.88, names, None)[-1].endswith(
+    assert describe_choice(SPEED, 1.88, names, None, has_best_value=True)[-1].endswith(
         ": 3 (gsd chain), 4 (b), 5 (c) and 2 more"
     )
-    assert describe_choice(SPEED, None, [], None) == [
+    assert describe_choice(SPEED, None, [], None, has_best_value=True) == [
         "chosen by its value, because no error is known"
     ]
