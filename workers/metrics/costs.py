@@ -57,10 +57,10 @@ class _Spread(NamedTuple):
 # What is assumed of sittings before the sessions of a sweep tell more. Quiet and busy machines are
 # told apart by `workers.metrics.timings.Load`. `python -m benchmarks.speed_repeats` prints all of
 # these: `QUIET` and `BUSY.seconds` as "between sittings", `BUSY.ratio` as the distance of busy
-# sittings from quiet ones. So far it ran on a busy machine only (see docs/metrics.md).
-QUIET = _Spread(ratio=0.03, seconds=0.05)
-BUSY = _Spread(ratio=0.065, seconds=0.12)
-COMMON_SHARE = 0.5  # of omega^2, what all settings of a sitting share; by the same command
+# sittings from quiet ones. They were measured on two occasions (see docs/metrics.md).
+QUIET = _Spread(ratio=0.032, seconds=0.06)
+BUSY = _Spread(ratio=0.052, seconds=0.2)
+COMMON_SHARE = 0.9  # of omega^2, what all settings of a sitting share; by the same command
 ASSUMED_STATE = 0.015  # tau, where no setting was timed in two sessions of a sitting
 _ASSUMED_DOF = 2  # degrees of freedom with which each of these assumptions counts
 _POOLED_DOF = 2  # degrees of freedom with which the noise of all sessions counts in each session's
@@ -291,8 +291,14 @@ class Prices:
     def _measure_sittings(self) -> tuple[float, int]:
         """Variance of a log cost ratio from sitting to sitting over the assumed one, and its
         degrees of freedom, which are counted as those of `_measure_state`.
+
+        Settings share `COMMON_SHARE` of a sitting's effect, so n of them tell as much as n / (1 +
+        (n - 1) COMMON_SHARE^2) that share nothing (Satterthwaite 1946): the variance of a sum of
+        squares of n normal variables with this correlation is as many times larger.
         """
-        squares = count = float(_ASSUMED_DOF)
+        squares = 0.0
+        count = 0
+        shapes = 0
         repeated = list[set[str]]()
         for shape, sessions in self._of_shape.items():
             sittings = _by_sitting(sessions)
@@ -306,8 +312,11 @@ class Prices:
             excess = float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * explained
             squares += excess / assumed
             count += len(logs) - 1
+            shapes += 1
             repeated = _link(repeated, {each[0].sitting for each in sittings})
-        return max(0.0, squares / count), _ASSUMED_DOF + sum(len(group) - 1 for group in repeated)
+        share = 1 / (1 + max(0, shapes - 1) * COMMON_SHARE**2)
+        factor = (_ASSUMED_DOF + share * squares) / (_ASSUMED_DOF + share * count)
+        return max(0.0, factor), _ASSUMED_DOF + sum(len(group) - 1 for group in repeated)
 
     @cached_property
     def _level(self) -> tuple[float, list[Noise]]:

@@ -197,7 +197,8 @@ def test_a_sweep_between_two_sittings_of_another_makes_them_one(tmp_path: Path) 
     alone = Sweep.open(sweeps[0].storage).records[1].metrics["speedup"]
     shapes = 4
     explained = shapes * costs.ASSUMED_STATE**2 / costs.QUIET.ratio**2
-    factor = math.sqrt((2 - explained) / (2 + shapes))  # of omega, in the first sweep
+    told = 1 / (1 + (shapes - 1) * costs.COMMON_SHARE**2)  # what the shapes share counts once
+    factor = math.sqrt((2 - told * explained) / (2 + told * shapes))  # of omega, in the first sweep
     assert alone.error < costs.QUIET.ratio * alone.value
     within = costs.ASSUMED_STATE**2 * (1 / 2 + 1) / 4
     expected = (costs.QUIET.ratio * (factor + 1) / 2) ** 2 + within
