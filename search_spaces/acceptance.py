@@ -71,6 +71,16 @@ class AcceptanceRule(Params):
         return mapping | {"resampling": self.resampling}
 
     @property
+    def relaxed_parts(self) -> list[Params]:
+        """The parts that differ from the exact rule's."""
+        pairs: list[tuple[Params, Params]] = [
+            (self.neighbourhood, EXACT.neighbourhood),
+            (self.schedule, EXACT.schedule),
+            (self.verification, EXACT.verification),
+        ]
+        return [part for part, exact in pairs if part != exact]
+
+    @property
     def is_relaxed(self) -> bool:
         """False iff the rule is exact: no neighbours, a budget of 1 at every position, and an exact
         verification.

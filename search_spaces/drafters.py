@@ -67,6 +67,7 @@ class NoDrafter(DrafterChoice):
     """Plain autoregressive decoding."""
 
     kind: ClassVar[str] = "none"
+    summary: ClassVar[str] = "plain autoregressive decoding, one pass of the target for each token"
     implementation: ClassVar[str] = ""
     has_weights: ClassVar[bool] = False
     has_drafts: ClassVar[bool] = False
@@ -78,6 +79,8 @@ class Eagle(DrafterChoice):
     """One decoder layer on the target's features (EAGLE)."""
 
     kind: ClassVar[str] = "eagle"
+    summary: ClassVar[str] = "a small layer that reads the target's features"
+    paper: ClassVar[str] = "EAGLE (arXiv:2401.15077)"
     implementation: ClassVar[str] = "workers.drafters.eagle:EagleDrafter"
     goes_on_unverified: ClassVar[bool] = True
 
@@ -90,6 +93,10 @@ class Eagle3(DrafterChoice):
     """
 
     kind: ClassVar[str] = "eagle3"
+    summary: ClassVar[str] = (
+        "a small layer that reads hidden states of three of the target's layers"
+    )
+    paper: ClassVar[str] = "EAGLE-3 (arXiv:2503.01840)"
     implementation: ClassVar[str] = "workers.drafters.eagle3:Eagle3Drafter"
 
 
@@ -99,6 +106,8 @@ class Medusa(DrafterChoice):
     """Heads on the target's last feature, one per level (Medusa)."""
 
     kind: ClassVar[str] = "medusa"
+    summary: ClassVar[str] = "heads on the target's last feature, one for each level"
+    paper: ClassVar[str] = "Medusa (arXiv:2401.10774)"
     implementation: ClassVar[str] = "workers.drafters.medusa:MedusaDrafter"
 
 
@@ -109,8 +118,14 @@ class Independent(DrafterChoice):
 
     kind: ClassVar[str] = "independent"
     short: ClassVar[str] = "indep"
+    summary: ClassVar[str] = "a small autoregressive model"
+    paper: ClassVar[str] = "speculative decoding (arXiv:2211.17192)"
     implementation: ClassVar[str] = "workers.drafters.independent:IndependentDrafter"
     goes_on_unverified: ClassVar[bool] = True
+
+
+_SCD = "SCD (arXiv:2510.24211)"
+_SJD_PLUS = "SJD++ (arXiv:2512.07503)"
 
 
 @DRAFTERS.register
@@ -128,6 +143,10 @@ class Jacobi(DrafterChoice):
     """
 
     kind: ClassVar[str] = "jacobi"
+    summary: ClassVar[str] = (
+        "a Jacobi window, in which the target's probs of one pass are the drafts of the next"
+    )
+    paper: ClassVar[str] = "SJD (arXiv:2410.01699)"
     implementation: ClassVar[str] = "workers.decoding.jacobi:JacobiWindow"
     has_weights: ClassVar[bool] = False
     keeps_window: ClassVar[bool] = True
@@ -163,6 +182,13 @@ class Jacobi(DrafterChoice):
         for key, default in (("threshold", 0.5), ("probs", "marginal")):
             if getattr(self, key) is None and not self.lacks(key):
                 object.__setattr__(self, key, default)
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        own = (self.paper,)
+        if self.redraw == "fresh":
+            return own
+        return (*own, _SJD_PLUS if self.redraw == "reuse" else _SCD)
 
     @property
     def keeps_drafts(self) -> bool:
@@ -209,6 +235,10 @@ class Rows(DrafterChoice):
     """
 
     kind: ClassVar[str] = "rows"
+    summary: ClassVar[str] = (
+        "several rows of the image are decoded at once, each {lag} tokens behind the row above it"
+    )
+    paper: ClassVar[str] = "ZipAR (arXiv:2412.04062)"
     implementation: ClassVar[str] = ""
     batch_class: ClassVar[str] = _ROWS_BATCH
     has_weights: ClassVar[bool] = False
@@ -234,6 +264,10 @@ class JacobiRows(Jacobi):
 
     kind: ClassVar[str] = "jacobi_rows"
     short: ClassVar[str] = "jacrows"
+    summary: ClassVar[str] = (
+        "a Jacobi window in each of several rows, each {lag} tokens behind the row above it"
+    )
+    paper: ClassVar[str] = "PJD (arXiv:2606.05703)"
     implementation: ClassVar[str] = "workers.decoding.jacobi_rows:RowWindows"
     batch_class: ClassVar[str] = _ROWS_BATCH
     keeps_window: ClassVar[bool] = False

@@ -181,6 +181,7 @@ class NoNeighbourhood(Neighbourhood):
     """S = r: every token counts for itself (Leviathan et al.; Cool-SD)."""
 
     kind: ClassVar[str] = "none"
+    summary: ClassVar[str] = "each code counts for itself"
 
     @property
     def exact(self) -> bool:
@@ -295,6 +296,10 @@ class Additive(CodebookNeighbourhood):
 
     kind: ClassVar[str] = "additive"
     short: ClassVar[str] = "add"
+    summary: ClassVar[str] = (
+        "the {k} codes most similar to a draft count for it, as long as they add less than {delta}"
+    )
+    paper: ClassVar[str] = "LANTERN (arXiv:2410.03355)"
     k: _Size
     delta: Annotated[
         float,
@@ -328,6 +333,11 @@ class Multiplicative(CodebookNeighbourhood):
 
     kind: ClassVar[str] = "multiplicative"
     short: ClassVar[str] = "mul"
+    summary: ClassVar[str] = (
+        "the {k} codes most similar to a draft count for it, up to {lambda} times its own "
+        "probability"
+    )
+    paper: ClassVar[str] = "LANTERN++ (arXiv:2502.06352)"
     k: _Size
     lam: Annotated[
         float,

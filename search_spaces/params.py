@@ -228,11 +228,16 @@ class Params:
     kind: ClassVar[str]  # the class's name in configs
     short: ClassVar[str] = ""  # its name where space is short; the kind if the class defines none
     leading: ClassVar[tuple[str, ...]] = ()  # keys that a name of limited length has first
+    summary: ClassVar[str] = ""  # what it does, in plain words, with its keys in braces
+    paper: ClassVar[str] = ""  # where it is from: the method's name and its arXiv number
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        own = vars(cls)
         # Not the base's: one short name would stand for two kinds.
-        cls.short = vars(cls).get("short", vars(cls).get("kind", ""))
+        cls.short = own.get("short", own.get("kind", ""))
+        cls.summary = own.get("summary", "")
+        cls.paper = own.get("paper", "")
 
     def __post_init__(self) -> None:
         for key, field in self.fields().items():
@@ -276,6 +281,11 @@ class Params:
         """Plain data by key: numbers, strings, lists. A field that is None is left out."""
         values = {key: getattr(self, field.name) for key, field in self.fields().items()}
         return {key: _as_lists(value) for key, value in values.items() if value is not None}
+
+    @property
+    def papers(self) -> tuple[str, ...]:
+        """Where it is from, with these values: each paper's method and arXiv number."""
+        return (self.paper,) if self.paper else ()
 
     def nondefault_values(self) -> dict[str, Any]:
         """Plain data: the kind, and the values by key that are not defaults, of parts too.

@@ -98,6 +98,10 @@ class Constant(Schedule):
 
     kind: ClassVar[str] = "constant"
     short: ClassVar[str] = "const"
+    summary: ClassVar[str] = (
+        "each draft is accepted with {budget} times the exact rule's probability"
+    )
+    paper: ClassVar[str] = "Cool-SD (arXiv:2601.09212)"
     budget: Annotated[
         float,
         "relaxation budget of every draft position; 1 is exact",
@@ -122,6 +126,11 @@ class Linear(Schedule):
 
     kind: ClassVar[str] = "linear"
     short: ClassVar[str] = "lin"
+    summary: ClassVar[str] = (
+        "drafts are accepted with {budget} times the exact rule's probability on average, "
+        "early ones with more than late ones"
+    )
+    paper: ClassVar[str] = "Cool-SD (arXiv:2601.09212)"
     budget: Annotated[
         float,
         "mean relaxation budget over the draft positions",
@@ -159,6 +168,11 @@ class Exponential(Schedule):
 
     kind: ClassVar[str] = "exponential"
     short: ClassVar[str] = "exp"
+    summary: ClassVar[str] = (
+        "drafts are accepted with {budget} times the exact rule's probability on average, "
+        "early ones with more than late ones"
+    )
+    paper: ClassVar[str] = "Cool-SD (arXiv:2601.09212)"
     budget: Annotated[
         float,
         "mean relaxation budget over the draft positions",

@@ -37,6 +37,7 @@ class ConstantTemperature(DynamicTemperature):
     """The same temperature everywhere."""
 
     kind: ClassVar[str] = "constant"
+    summary: ClassVar[str] = "the same temperature for every token"
     is_constant: ClassVar[bool] = True
 
     def factor(self, probs: Tensor) -> Tensor:
@@ -52,6 +53,8 @@ class EntropyTemperature(DynamicTemperature):
     """
 
     kind: ClassVar[str] = "entropy"
+    summary: ClassVar[str] = "the temperature depends on the entropy of the probs"
+    paper: ClassVar[str] = "entropy-aware sampling (arXiv:2510.09012)"
     amplitude: Annotated[
         float, "increase of the factor at zero entropy (A)", Range(0), Symbol("A")
     ] = 2.5

@@ -203,6 +203,7 @@ class NoTree(TreePolicy):
     """Nothing is drafted: plain autoregressive decoding."""
 
     kind: ClassVar[str] = "none"
+    summary: ClassVar[str] = "no drafts"
     implementation: ClassVar[str] = "workers.decoding.drafting:VanillaDrafting"
 
     @property
@@ -216,6 +217,7 @@ class Chain(TreePolicy):
     """One path of drafts (Leviathan et al.). At temperature 0 `sampled` means `top`."""
 
     kind: ClassVar[str] = "chain"
+    summary: ClassVar[str] = "a chain of {length}"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     length: Annotated[int, "number of drafted tokens", _LEVELS, Symbol("")]
     children: Annotated[
@@ -244,6 +246,7 @@ class Static(TreePolicy):
 
     kind: ClassVar[str] = "static"
     short: ClassVar[str] = "stat"
+    summary: ClassVar[str] = "a fixed tree of {nodes}"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     name: Annotated[str | None, "name of a published tree", Choices(NAMED_TREES)] = None
     paths: Annotated[
@@ -291,6 +294,10 @@ class Branching(TreePolicy):
 
     kind: ClassVar[str] = "branching"
     short: ClassVar[str] = "branch"
+    summary: ClassVar[str] = (
+        "a chain of {length} whose first levels ({depth}) branch into {width} at each node"
+    )
+    paper: ClassVar[str] = "SJD-PAC (arXiv:2603.18599)"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     length: Annotated[int, "levels of the longest path", _LEVELS, Symbol("")]
     width: Annotated[int, "children of a node in the levels that branch", _WIDTHS, Symbol("w")]
@@ -335,6 +342,8 @@ class Dynamic(TreePolicy):
 
     kind: ClassVar[str] = "dynamic"
     short: ClassVar[str] = "dyn"
+    summary: ClassVar[str] = "a tree of at most {nodes} that grows where the drafter is sure"
+    paper: ClassVar[str] = "EAGLE-2 (arXiv:2406.16858)"
     implementation: ClassVar[str] = "workers.decoding.dynamic_tree:DynamicTree"
     depth: Annotated[
         int, "drafted levels, one more than EAGLE-2's parameter of that name", _LEVELS, Symbol("d")
@@ -378,6 +387,8 @@ class Adjacency(TreePolicy):
 
     kind: ClassVar[str] = "adjacency"
     short: ClassVar[str] = "adj"
+    summary: ClassVar[str] = "a tree whose depth and width follow those of nearby tokens"
+    paper: ClassVar[str] = "ADT-Tree (arXiv:2512.21857)"
     leading: ClassVar[tuple[str, ...]] = ("nodes", "beta", "width_step")
     implementation: ClassVar[str] = "workers.decoding.adjacency:AdjacencyTree"
     adapts_to_rule: ClassVar[bool] = True

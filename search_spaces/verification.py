@@ -76,6 +76,7 @@ class TokenVerification(Verification):
     """Each draft is tested alone, and the first rejection ends the chain (Leviathan et al.)."""
 
     kind: ClassVar[str] = "token"
+    summary: ClassVar[str] = "each draft is tested alone"
     exact: ClassVar[bool] = True
     reads_later_drafts: ClassVar[bool] = False
 
@@ -95,6 +96,8 @@ class BlockVerification(Verification):
     """
 
     kind: ClassVar[str] = "block"
+    summary: ClassVar[str] = "the drafts of a chain are tested together"
+    paper: ClassVar[str] = "block verification (arXiv:2403.10444)"
     exact: ClassVar[bool] = True
 
     def lengths(self, tests: ChainTests) -> Lengths:
@@ -136,6 +139,8 @@ class JointVerification(Verification):
     """
 
     kind: ClassVar[str] = "joint"
+    summary: ClassVar[str] = "runs of drafts are tested together, their first drafts not at all"
+    paper: ClassVar[str] = "SJD-SV (arXiv:2609.13245)"
     exact: ClassVar[bool] = False
     alpha: Annotated[
         float,
@@ -186,6 +191,8 @@ class UniformSkipping(Skipping):
 
     kind: ClassVar[str] = "uniform_skipping"
     short: ClassVar[str] = "uskip"
+    summary: ClassVar[str] = "one round of drafts in {interval} is accepted without a test"
+    paper: ClassVar[str] = "VVS (arXiv:2511.13587)"
     interval: Annotated[
         int, "rounds of drafting, of which one is not verified", Range(2), Symbol("i")
     ] = 5
@@ -203,6 +210,10 @@ class DynamicSkipping(Skipping):
 
     kind: ClassVar[str] = "dynamic_skipping"
     short: ClassVar[str] = "dskip"
+    summary: ClassVar[str] = (
+        "drafts are accepted without a test where the paths of their tree are similar"
+    )
+    paper: ClassVar[str] = "VVS (arXiv:2511.13587)"
     threshold: Annotated[
         float,
         "mean similarity of the paths from which a round is not verified",

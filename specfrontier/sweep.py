@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.errors import NoChoiceError, QueryError, with_sweep_libraries
 from orchestrator.front.choice import Choice, ChoiceKind, Recommendation, recommend
+from orchestrator.front.difference import TrialDifference, difference, trials_of
 from orchestrator.front.front import Front, front_of
-from orchestrator.front.questions import trial_rows
+from orchestrator.front.importance import Importances, importances
+from orchestrator.front.questions import objectives_of, trial_rows
 from orchestrator.front.trial import Trial
+from orchestrator.front.what_next import WhatNext, what_next
 from orchestrator.store import files
 from orchestrator.store import sweep as results
 from orchestrator.text import clean, counted, html_table, percent
@@ -136,6 +139,34 @@ class Sweep(results.Sweep):
             QueryError: there is none, or its config is invalid.
         """
         return front_of([self], feasible=False).trial(number)
+
+    def diff(self, first: int, second: int, other: Sweep | None = None) -> TrialDifference:
+        """How two trials differ: in their settings, their values and their images.
+
+        Args:
+            first: number of a trial.
+            second: number of the other trial.
+            other: the sweep of the second trial, if it is another one.
+
+        Raises:
+            QueryError: there is no such trial, or the sweeps have no two metrics in common.
+        """
+        return difference(*trials_of(self, first, other or self, second))
+
+    def what_next(self, x: str | None = None, y: str | None = None) -> WhatNext:
+        """What would tell trials apart that are within error of each other on the front of two
+        metrics: more images, more timing sessions, or timings of another day.
+        """
+        return what_next(self._front(x, y))
+
+    def importances(self, x: str | None = None, y: str | None = None) -> Importances:
+        """How much each searched parameter matters for being among the best quarter of the trials
+        in `x` and in `y`.
+
+        Raises:
+            QueryError: no such metric.
+        """
+        return importances(self, objectives_of(self, x, y))
 
     @property
     def vanilla(self) -> Trial:

@@ -14,16 +14,19 @@ from typer.core import TyperGroup
 
 from orchestrator.cli import (
     compare,
+    diff,
     doctor,
     export,
     generate,
     launch,
+    list_sweeps,
     mlflow,
     models,
     pareto,
     predict,
     reference,
     report,
+    show,
     status,
     timing,
     train,
@@ -90,7 +93,14 @@ app.command(epilog=predict.EPILOG, short_help="Predict the front of a space.")(p
 app.command(
     cls=status.WatchCommand, epilog=status.EPILOG, short_help="Show the progress of a sweep."
 )(status.status)
+app.command("list", epilog=list_sweeps.EPILOG, short_help="List the sweeps under ./sweeps.")(
+    list_sweeps.list_sweeps
+)
 app.command(epilog=pareto.EPILOG, short_help="Show the front of one or more sweeps.")(pareto.pareto)
+app.command("show", epilog=show.EPILOG, short_help="Show one trial: what it is, and its values.")(
+    show.show_trial
+)
+app.command(epilog=diff.EPILOG, short_help="Show how two trials differ.")(diff.diff)
 app.command(epilog=compare.EPILOG, short_help="Compare the fronts of sweeps or methods.")(
     compare.compare
 )

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.text import describe_front, for_output, show
+from orchestrator.cli.text import describe_front, for_output, heading, show, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
 from orchestrator.outputs import (
@@ -21,6 +21,7 @@ from orchestrator.outputs import (
     table_bytes,
     write_output,
 )
+from orchestrator.text import counted
 
 if TYPE_CHECKING:
     from orchestrator.front.choice import Choice
@@ -37,6 +38,7 @@ Examples:
   specfrontier pareto mine --table front.tex --column clip_score --plot front.pdf --plot-size 3x2.4
   specfrontier pareto quickstart --trial 0 --config vanilla.yaml
   specfrontier pareto mine --stopped
+  specfrontier pareto mine --next --importance
   specfrontier pareto mine --device A10G --batch 8
   specfrontier pareto sweeps/mine s3://lab/sweeps/theirs --hypervolume --reference-point 0,30 --json
 """
@@ -61,6 +63,14 @@ class Output:
     reference_point: o.ReferencePoint = None
     everything: bool = flag("Also list trials that are not on the front.", "--all")
     stopped: bool = flag("Also list trials that racing stopped: after how many images, and why.")
+    next: bool = flag(
+        "Say what would tell trials apart that are within error of each other: more images, more "
+        "timing sessions, or timings of another day."
+    )
+    importance: bool = flag(
+        "Show how much each searched parameter matters for being among the best quarter of the "
+        "trials."
+    )
     table: str | None = option(
         "Write the rows with all columns (.csv, .parquet or .json), or the table of a paper, with "
         "vanilla and the choices (.tex or .md).",
@@ -139,11 +149,64 @@ def pareto(
         stopped=_stopped_trials(front, query.where or ()) if output.stopped else None,
     )
     written = _write_files(front, rows, chosen, output, size)
-    lines = [f"{what}: {file}" for what, file in written.items()]
+    more, lines = _on_request(front, rows, output)
+    facts = answer.to_mapping() | {"written": written} | more
+    lines += [f"{what}: {file}" for what, file in written.items()]
     if "config" in written and chosen is not None:
         lines[-1] += f" ({_generate_command(chosen, written['config'])})"
-    facts = answer.to_mapping() | {"written": written}
     show(facts, [*describe_front(answer), *lines], as_json=output.as_json)
+
+
+def _on_request(
+    front: Front, rows: Sequence[Candidate], output: Output
+) -> tuple[dict[str, Any], list[str]]:
+    """What --long, --next and --importance add, as data and as lines of text."""
+    facts = dict[str, Any]()
+    lines = _explanations(rows) if output.long else []
+    if output.next:
+        facts["next"], more = _what_next(front)
+        lines += more
+    if output.importance:
+        facts["importance"], more = _importances(front)
+        lines += more
+    return facts, lines
+
+
+def _explanations(rows: Sequence[Candidate]) -> list[str]:
+    """What each setting does, in plain sentences, with its papers."""
+    from orchestrator.store.explain import papers_of
+
+    lines = [""]
+    for row in rows:
+        papers = "; ".join(papers_of(row.config))
+        lines.append(f"{row.name}: {row.explanation}{f' ({papers})' if papers else ''}")
+    return lines
+
+
+def _what_next(front: Front) -> tuple[dict[str, Any], list[str]]:
+    """What more measurements would show, as data and as lines of text."""
+    from orchestrator.front.what_next import what_next
+
+    found = what_next(front)
+    return found.to_mapping(), ["", heading("what next"), *(f"  {line}" for line in found.lines)]
+
+
+def _importances(front: Front) -> tuple[dict[str, Any], list[str]]:
+    """The importances of each sweep as data, and as lines of text."""
+    from orchestrator.front.importance import importances
+
+    facts = {}
+    lines = list[str]()
+    for name, sweep in front.sweeps.items():
+        found = importances(sweep, front.metrics)
+        facts[name] = found.to_mapping()
+        lines += ["", f"importances in {name}, of {counted(found.trials, 'trial')}:"]
+        if found.problem:
+            lines[-1] = f"{name}: {found.problem}"
+        else:
+            head, rows = found.table
+            lines.append(shown_table(head, rows, right=range(1, len(head))))
+    return facts, lines
 
 
 def _stopped_trials(front: Front, where: Sequence[str]) -> list[dict[str, Any]]:

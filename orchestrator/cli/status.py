@@ -12,22 +12,20 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from orchestrator.cli import query_options as o
+from orchestrator.cli.list_sweeps import list_sweeps
 from orchestrator.cli.text import (
     choice_lines,
     for_output,
     front_table,
     output_text,
-    show,
-    shown_table,
 )
-from orchestrator.errors import INTERRUPTED, WRONG_USAGE, CommandError, explain
+from orchestrator.errors import INTERRUPTED, WRONG_USAGE, CommandError
 from orchestrator.options import AsJson, complete_sweep, finite
 
 if TYPE_CHECKING:
@@ -99,7 +97,7 @@ def status(
     if sweep is None:
         if watch is not None:
             raise CommandError("--watch shows one sweep; add its name", WRONG_USAGE)
-        show(*_list_sweeps(), as_json=as_json)
+        list_sweeps(as_json=as_json)
         return
 
     def read() -> tuple[str, bool]:
@@ -110,48 +108,6 @@ def status(
         typer.echo(read()[0])
     else:
         _watch(read, watch)
-
-
-def _list_sweeps() -> tuple[dict[str, Any], list[str]]:
-    """The sweeps under ./sweeps as data and as lines of text."""
-    from orchestrator.store import files, launches
-    from workers.data.storage import Storage
-
-    facts = list[dict[str, Any]]()
-    rows = list[list[str]]()
-    for folder in sorted(Path(files.SWEEPS).glob("*/")):
-        storage = Storage(folder)
-        try:
-            if not (
-                storage.exists(files.IDENTITY)
-                or storage.names(files.TRIALS)
-                or launches.is_preparing(storage)
-            ):
-                continue
-            launch = launches.find_launch(storage)
-            finished = len(storage.names(files.TRIALS))
-            planned = files.planned_trials(storage)
-        except (ValueError, OSError) as error:
-            facts.append(
-                {"name": folder.name, "place": storage.display_name, "problem": explain(error)}
-            )
-            rows.append([folder.name, "", explain(error)])
-            continue
-        facts.append(
-            {
-                "name": folder.name,
-                "place": storage.display_name,
-                "launch": asdict(launch),
-                "finished": finished,
-                "planned": planned,
-            }
-        )
-        trials = f"{finished}" if planned is None else f"{finished} of {planned}"
-        rows.append([folder.name, trials, launch.text])
-    text = f"no sweep under ./{files.SWEEPS}; `specfrontier launch SPACE` starts one"
-    if rows:
-        text = shown_table(("sweep", "trials", "launch"), rows)
-    return {"sweeps": facts}, [text]
 
 
 def _watch(read: Callable[[], tuple[str, bool]], interval_s: float) -> None:

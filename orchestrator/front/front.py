@@ -201,28 +201,30 @@ class Front:
             table = table.append_column(name, pa.array(marks, kind))
         return table
 
-    def trial(self, number: int) -> Candidate:
-        """A finished trial of a front of one sweep, whether or not it may be on the front.
+    def trial(self, number: int, sweep: str = "") -> Candidate:
+        """A finished trial, whether or not it may be on the front.
+
+        sweep: its sweep's name among those of the front, if there are several.
 
         Raises:
-            QueryError: there are several sweeps.
+            QueryError: there are several sweeps, and none is named.
             NoChoiceError: no such trial, or its config is invalid.
         """
-        if len(self.sweeps) > 1:
+        if len(self.sweeps) > 1 and not sweep:
             places = " and ".join(self.sweeps)
             raise QueryError(f"trial {number}: each of {places} has its own; give one sweep")
+        (name,) = [sweep] if sweep else self.sweeps
         for candidate in self.candidates:
-            if candidate.number == number:
+            if (candidate.origin, candidate.number) == (name, number):
                 return candidate
-        (sweep,) = self.sweeps.values()
-        for row, record in enumerate(sweep.records):
-            if record.number != number:
+        for row, (origin, record) in enumerate(self._owned):
+            if (origin, record.number) != (name, number):
                 continue
             if record.config is None:
                 problem = f"trial {number} has no config ({record.cause})"
-                raise NoChoiceError(f"sweep {sweep.name}: {problem}")
+                raise NoChoiceError(f"sweep {name}: {problem}")
             return self._candidate(row)
-        raise NoChoiceError(f"sweep {sweep.name}: no finished trial {number}")
+        raise NoChoiceError(f"sweep {name}: no finished trial {number}")
 
     @cached_property
     def knee(self) -> Candidate | None:

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from orchestrator.front.joint import JointErrors
 from orchestrator.front.query import limit_confidence, limit_samples
-from orchestrator.store import config_file
+from orchestrator.store import config_file, files
+from orchestrator.store.explain import explain
 from orchestrator.store.names import SettingNames, title, trial_title
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -79,6 +80,12 @@ class Trial:
     def title(self) -> str:
         """The name of its setting, after the trial's label if it has one."""
         return title(self.record.label, self.setting)
+
+    @property
+    def explanation(self) -> str:
+        """What its setting does, in plain sentences."""
+        kept = "Lossless: images have" if self.is_lossless else "Lossy: images do not have"
+        return f"{explain(self.config)} {kept} vanilla's distribution."
 
     @property
     def heading(self) -> str:
@@ -151,6 +158,13 @@ class Trial:
         if metric.name not in self.metrics or metric.name not in vanilla.metrics:
             return None
         return vanilla
+
+    @property
+    def image_grid(self) -> str | None:
+        """Where the picture of its first images is; None if there is none."""
+        name = f"{files.IMAGE_GRIDS}/{self.record.digest}.png"
+        storage = self.sweep.storage
+        return storage.locate(name) if storage.exists(name) else None
 
     def change(self, metric: str) -> str:
         """A metric against vanilla as text: `+2.3 ± 5.9 %`, or what a lossless setting has instead;

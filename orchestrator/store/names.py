@@ -66,7 +66,7 @@ def family(config: DecodingConfig, *, short: bool = False) -> str:
     kinds = []
     if config.drafter.row_lag is not None:
         kinds.append("rows")
-    parts = _relaxed_parts(config.acceptance)
+    parts = config.acceptance.relaxed_parts
     kinds += [part.short if short else part.kind for part in parts]
     return " ".join(kinds) or _EXACT
 
@@ -195,21 +195,10 @@ def _parts(config: DecodingConfig, baseline: Sampling | None) -> list[_Part]:
 
 
 def _rule_parts(config: DecodingConfig) -> list[_Part]:
-    """The parts of the acceptance rule that differ from the exact one."""
-    kinds = _relaxed_parts(config.acceptance)
+    kinds = config.acceptance.relaxed_parts
     if not kinds and config.drafter.has_drafts:
         return [_Part(" ", _EXACT, _EXACT, ())]
     return [_part("+" if place else " ", kind) for place, kind in enumerate(kinds)]
-
-
-def _relaxed_parts(rule: AcceptanceRule) -> list[Params]:
-    """The parts of an acceptance rule that are not those of the exact one."""
-    parts: list[tuple[Params, Params]] = [
-        (rule.neighbourhood, EXACT.neighbourhood),
-        (rule.schedule, EXACT.schedule),
-        (rule.verification, EXACT.verification),
-    ]
-    return [own for own, exact in parts if own != exact]
 
 
 def _sampling_parts(sampling: Sampling, baseline: Sampling | None) -> list[_Part]:
@@ -270,7 +259,8 @@ def _join(parts: list[_Part], shown: list[int], *, short: bool, digits: int) -> 
 
 def _fit(parts: list[_Part], limit: int, words: tuple[bool, ...]) -> tuple[str, bool]:
     """The parts as text of at most `limit` characters, and whether words are abbreviated. Values
-    are rounded first, then the last ones of the longest parts are left out.
+    are rounded first, then the last ones of the longest parts are left out. Where no part has more
+    than one, those in front go first: the rule's tells most.
 
     words: whether words may be abbreviated, in the order of preference.
     """
@@ -280,11 +270,13 @@ def _fit(parts: list[_Part], limit: int, words: tuple[bool, ...]) -> tuple[str, 
             return text, short
     while len(text) > limit and any(shown):
         lengths = [
-            len(part.text(short=True, digits=2, shown=count))
+            len(part.text(short=True, digits=2, shown=count)) if count > 1 else 0
             for part, count in zip(parts, shown, strict=True)
         ]
-        places = [place for place, count in enumerate(shown) if count]
-        longest = max(places, key=lengths.__getitem__)
-        shown[longest] -= 1
+        if any(lengths):
+            place = lengths.index(max(lengths))
+        else:
+            place = shown.index(1)
+        shown[place] -= 1
         text = _join(parts, shown, short=True, digits=2)
     return text[:limit], True

@@ -44,6 +44,8 @@ class Grouped(Neighbourhood):
 
     kind: ClassVar[str] = "grouped"
     short: ClassVar[str] = "grp"
+    summary: ClassVar[str] = "a draft counts with a group of similar codes"
+    paper: ClassVar[str] = "GSD (arXiv:2508.07747)"
     never_stricter: ClassVar[bool] = False
     reads_codebook: ClassVar[bool] = True
     reads_ranking: ClassVar[bool] = True

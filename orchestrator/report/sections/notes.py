@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.front.what_next import what_next
 from orchestrator.report.section import SECTIONS, Section, Subject
 
 _NOTES = (
@@ -50,7 +51,11 @@ _NOTES = (
 
 
 def notes(subject: Subject) -> tuple[str, ...]:
-    return _NOTES
+    front = subject.front
+    if front is None or len(front.members) < 2:
+        return _NOTES
+    sentences = "; ".join(what_next(front).lines)
+    return (f"What more measurements would show: {sentences}.", *_NOTES)
 
 
 SECTIONS.add("notes", Section("Notes on the numbers", 80, notes))

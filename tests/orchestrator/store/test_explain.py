@@ -1,0 +1,77 @@
+"""What a setting does, in plain sentences, and the papers that it is from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from orchestrator.store.explain import explain, papers_of
+from orchestrator.store.names import SettingNames
+from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.drafters import DRAFTERS, Jacobi
+from search_spaces.neighbourhoods import NEIGHBOURHOODS
+from search_spaces.presets import CATALOGUE, preset
+from search_spaces.schedules import SCHEDULES, Constant
+from search_spaces.temperatures import DYNAMIC_TEMPERATURES
+from search_spaces.trees import POLICIES, Chain
+from search_spaces.trial import DecodingConfig
+from search_spaces.verification import VERIFICATIONS
+
+REGISTRIES = (
+    DRAFTERS, POLICIES, NEIGHBOURHOODS, SCHEDULES, VERIFICATIONS, DYNAMIC_TEMPERATURES,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_preset_is_explained_with_its_numbers(name: str) -> None:
+    config = preset(name)
+    text = explain(config)
+    assert text.endswith(".")
+    assert "{" not in text
+    rule = config.acceptance
+    if rule.schedule != EXACT.schedule and hasattr(rule.schedule, "budget"):
+        assert f"{rule.schedule.budget:.4g} times" in text
+    if isinstance(config.policy, Chain):
+        assert f"chain of {config.policy.length}" in text
+    assert ("exact rule." in text) == (rule == EXACT and config.drafter.has_drafts)
+    assert bool(papers_of(config)) == (not config.is_vanilla)
+
+
+def test_every_kind_says_what_it_does() -> None:
+    for registry in REGISTRIES:
+        for kind in registry.values():
+            if kind.__module__.startswith("search_spaces."):
+                assert kind.summary, kind
+
+
+def test_a_window_has_the_papers_of_its_redraw() -> None:
+    papers = {redraw: Jacobi(redraw=redraw).papers for redraw in ("fresh", "coupled", "reuse")}
+    assert [len(found) for found in papers.values()] == [1, 2, 2]
+    assert len({found[-1] for found in papers.values()}) == 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Halving(Constant):
+    """Budgets that halve from level to level. More words."""
+
+    kind: ClassVar[str] = "halving"
+
+
+def test_a_plugin_is_explained_by_its_docstring_and_not_by_its_bases_words() -> None:
+    rule = AcceptanceRule(schedule=_Halving(1.5))
+    config = DecodingConfig(Jacobi(), Chain(11), rule)
+    assert "Budgets that halve from level to level. " in f"{explain(config)} "
+    assert rule.schedule.papers == ()
+
+
+def test_a_long_name_keeps_the_rules_number() -> None:
+    config = DecodingConfig(Jacobi("repeat_left", "coupled"), Chain(11), AcceptanceRule())
+    for budget in (1.5, 1.123456789):
+        rule = AcceptanceRule(schedule=_Halving(budget))
+        name = SettingNames(None).name(
+            DecodingConfig(config.drafter, config.policy, rule, preset("vanilla").sampling)
+        )
+        assert len(name) <= 40
+        assert f"b{budget:.2g}" in name, name
