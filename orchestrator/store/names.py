@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from enum import Enum, auto
 from typing import Any, NamedTuple, Self
 
-from search_spaces.acceptance import EXACT, AcceptanceRule
+from search_spaces.acceptance import EXACT
 from search_spaces.params import ParamField, Params
 from search_spaces.trial import DecodingConfig, Sampling
 
