@@ -88,7 +88,7 @@ def _requirements(trial: Trial) -> str:
     versions = {
         name: text.partition("+")[0] for name, text in trial.sweep.identity.versions.items()
     }
-    others = versions.keys() - {"python", _PROJECT}
+    others = versions.keys() - {"python", "commit", _PROJECT}
     lines = [f"{name}=={version}" for name, version in versions.items() if name in others]
     pinned = [line for line in lines if _REQUIREMENT.fullmatch(line)]  # no option of pip
     return "\n".join([clean(f"# Python {versions.get('python', '')}").rstrip(), *pinned, ""])

@@ -40,7 +40,19 @@ from orchestrator.views.mlflow_client import (
     ensure_experiment,
     explain_error,
 )
-from orchestrator.views.mlflow_page import MlflowLocation, describe_run, shared_views
+from orchestrator.views.mlflow_images import (
+    FOLDER,
+    LOGGED_IMAGES,
+    grid_keys,
+    image_keys,
+    write_images,
+)
+from orchestrator.views.mlflow_page import (
+    MlflowLocation,
+    describe_run,
+    describe_trial,
+    shared_views,
+)
 from orchestrator.views.mlflow_place import TrackingPlace
 from orchestrator.views.mlflow_runs import NOTE
 from workers.data.pictures import is_intact_png
@@ -58,6 +70,7 @@ _SWEEP_ARTIFACTS = (
     files.SWEEP,
     files.IDENTITY,
 )
+_IMAGE_GRID = "images.png"  # of a trial's artifacts
 _PAGE = 1000  # runs per search request
 _BATCH = 1000  # metrics per request
 _STATUS: Mapping[State, str] = {
@@ -127,7 +140,7 @@ class MlflowView(View[Sweep]):
         logged = self._client.get_run(self._parent).data
         front = {record.number for record in front_records(source)}
         marks = {
-            record.number: runs.marks(self._parent, record, pareto=record.number in front)
+            record.number: self._marks(source, record, pareto=record.number in front)
             for record in source.records
         }
         done = set[int]()
@@ -176,6 +189,11 @@ class MlflowView(View[Sweep]):
     @cached_property
     def _client(self) -> MlflowClient:
         return connect(self.uri)
+
+    def _marks(self, sweep: Sweep, record: TrialRecord, *, pareto: bool) -> dict[str, str]:
+        """The tags of a trial's run that change while the sweep runs."""
+        note = describe_trial(sweep, record, pareto=pareto)
+        return runs.marks(self._parent, record, pareto=pareto) | {NOTE: note}
 
     def _read_experiment(self, sweep: Sweep) -> dict[int, _TrialRun]:
         """Find or create the experiment and the sweep's run; returns the existing trial runs by
@@ -241,6 +259,7 @@ class MlflowView(View[Sweep]):
         params = [Param(key, value) for key, value in runs.params(record).items()]
         metrics = runs.metrics(record, finished, identity)
         self._client.log_batch(run.run_id, metrics, params)
+        self._client.log_inputs(run.run_id, runs.datasets(identity))
         if is_new:
             run.metrics = {metric.key: metric.value for metric in runs.last_values(metrics)}
         else:  # an earlier attempt may have logged other speeds at this moment
@@ -252,6 +271,8 @@ class MlflowView(View[Sweep]):
                     for name, folder in files.TRIAL_PICTURES.items()
                 }
                 self._download(names, Path(artifacts))
+                if self._add_images(Path(artifacts), sweep, record):
+                    marks = marks | {LOGGED_IMAGES: "True"}
             self._log_artifacts(run.run_id, artifacts, sweep, record)
         self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
         # after everything else: a run with these tags is not logged again
@@ -261,6 +282,21 @@ class MlflowView(View[Sweep]):
         self._refresh(sweep, record, run, changed)
         run.complete = True
         return run
+
+    def _add_images(self, folder: Path, sweep: Sweep, record: TrialRecord) -> bool:
+        """Add the images of a trial's grid, each under the key of its caption, to the artifacts in
+        a folder; returns whether there are any.
+        """
+        grid = folder / _IMAGE_GRID
+        if not grid.exists():
+            return False
+        try:
+            keys = image_keys(self._storage, record)
+        except ValueError as error:
+            self.notes.append(f"{error}; its images are not in MLflow's grid")
+            return False
+        write_images(folder, grid.read_bytes(), sweep.identity, record, keys)
+        return (folder / FOLDER).exists()
 
     def _refresh(
         self, sweep: Sweep, record: TrialRecord, run: _TrialRun, tags: Mapping[str, str]
@@ -349,6 +385,8 @@ class MlflowView(View[Sweep]):
         for start in range(0, len(metrics), _BATCH):
             self._client.log_batch(self._parent, metrics[start : start + _BATCH])
         write_shared_views(self._client, self._experiment_id, sweep, self._views)
+        if params:
+            self._client.log_inputs(self._parent, runs.datasets(identity))
         self._client.log_batch(self._parent, params=params, tags=[note])
 
 
@@ -358,7 +396,7 @@ def write_shared_views(
     """Set the tags of the shared views that differ from the experiment's `tags`, and add them
     there.
     """
-    for key, view in shared_views(sweep).items():
+    for key, view in shared_views(sweep, grid_keys(sweep)).items():
         if tags.get(key) != view:
             client.set_experiment_tag(experiment_id, key, view)
             tags[key] = view

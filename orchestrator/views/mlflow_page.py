@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
 from orchestrator.front.questions import front_records
+from orchestrator.store.explain import explain
 from orchestrator.store.identity import Identity
 from orchestrator.store.names import title
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import markdown
+from orchestrator.views.mlflow_charts import view_charts
 from orchestrator.views.mlflow_client import public_uri
 from orchestrator.views.mlflow_runs import KIND, MAX_TAG, PARETO, SWEEP_ID, legal_name, sweep_id
 from search_spaces.documents import shorten
@@ -23,6 +28,7 @@ _VIEW = "workflowType=machine_learning"  # MLflow opens its GenAI pages otherwis
 # tags of an experiment, by the key in the address
 _SHARED_VIEW = "mlflow.sharedViewState."
 _ALL = "-trials"
+_PACKED = "deflate;"  # begins a view that is packed
 _GAP = "&ensp;"  # MLflow's tables have no space between columns
 _NOTE_TRIALS = 8  # of the table in a sweep's description, which is as wide as half of a window
 _VIEW_PARAMS = 12  # of a shared view
@@ -40,14 +46,18 @@ class MlflowLocation:
     front: Sequence[int] = ()  # numbers of the trials on the front
 
     def links(self, base: str = "") -> dict[str, str]:
-        """Addresses on the server at `base`, by default at the URI: the server, the sweep's run,
-        its trials as a table, and the runs on the front with the parameters in which they differ.
+        """Addresses on the server at `base`, by default at the URI: the charts of the sweep's
+        trials, its run, its trials as a table, and the runs on the front with the parameters in
+        which they differ; the server, if it does not have the sweep.
         """
         base = base or public_uri(self.uri)
-        pages = {"mlflow": base.rstrip("/")}
-        if self.parent:
-            pages["sweep"] = run_link(self.parent, self.experiment_id, base)
-            pages["trials"] = trials_link(self.identity, self.experiment_id, base)
+        if not self.parent:
+            return {"mlflow": base.rstrip("/")}
+        pages = {
+            "charts": charts_link(self.identity, self.experiment_id, base),
+            "sweep": run_link(self.parent, self.experiment_id, base),
+            "trials": trials_link(self.identity, self.experiment_id, base),
+        }
         if any(number in self.runs for number in self.front):
             pages["compare"] = front_link(self.identity, self.experiment_id, base)
         return pages
@@ -69,6 +79,28 @@ def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> s
         "\n".join([f"{all_trials}, {members}, {all_of_them}", "", *_front_table(sweep, links)]),
         MAX_TAG,
     )
+
+
+def describe_trial(sweep: Sweep, record: TrialRecord, *, pareto: bool) -> str:
+    """The description of a trial's run, in Markdown: its setting in words, and its values with
+    their units. pareto: whether it is on the front.
+    """
+    facts = [f"**{markdown(sweep.names.describe(record.config))}**"]
+    if record.is_lossless(sweep.identity):
+        facts.append("lossless")
+    if pareto:
+        facts.append("on the front")
+    if record.is_stopped:
+        facts.append(f"stopped by racing after {record.images} images")
+    objectives = [metric.name for metric in sweep.identity.objectives]
+    lines = ["| metric | value | unit | |", "|---|---|---|---|"] if record.metrics else []
+    for name in dict.fromkeys([*objectives, *record.metrics]):
+        metric = sweep.identity.metrics.get(name)
+        if metric is not None and name in record.metrics:
+            cells = (name, str(record.metrics[name]), metric.unit, metric.about)
+            lines.append(f"| {' | '.join(map(markdown, cells))} |")
+    words = "" if record.config is None else markdown(explain(record.config))
+    return shorten("\n".join([f"{', '.join(facts)}. {words}", "", *lines]), MAX_TAG)
 
 
 def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
@@ -97,19 +129,27 @@ def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:
     ]
 
 
-def shared_views(sweep: Sweep) -> dict[str, str]:
-    """The tags of an experiment that hold MLflow's shared views, which `front_link` and
-    `trials_link` open: tables of the runs on the sweep's front, and of all of its trials, with the
-    objectives and the parameters in which these trials differ. The format is MLflow's own.
+def shared_views(sweep: Sweep, images: Sequence[str] = ()) -> dict[str, str]:
+    """The tags of an experiment that hold MLflow's shared views, which `front_link`, `trials_link`
+    and `charts_link` open: the runs on the sweep's front, and all of its trials, as a table with
+    the objectives and the parameters in which these trials differ, and as charts (see
+    `view_charts`). The format is MLflow's own. images: keys of the images that the runs have.
     """
     name = f"{_SHARED_VIEW}{sweep_id(sweep.identity)}"
-    return {
-        name: _view(sweep, front_records(sweep), f"tags.`{PARETO}` = 'true'"),
-        f"{name}{_ALL}": _view(sweep, sweep.records, f"tags.`{KIND}` = 'trial'"),
-    }
+    charts = view_charts(sweep.identity, images)
+    front = _view(sweep, front_records(sweep), f"tags.`{PARETO}` = 'true'")
+    everything = _view(sweep, sweep.records, f"tags.`{KIND}` = 'trial'")
+    return {name: _packed(front | charts), f"{name}{_ALL}": _packed(everything | charts)}
 
 
-def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
+def _packed(view: Mapping[str, Any]) -> str:
+    """A view as MLflow's interface packs it, because a tag has a limit."""
+    data = zlib.compress(json.dumps(view).encode(), level=9)
+    return _PACKED + base64.b64encode(data).decode()
+
+
+def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> dict[str, Any]:
+    """The filter, order and columns of a view."""
     flat = [record.config.flat() for record in records if record.config is not None]
     keys: dict[str, None] = {}
     for settings in flat:
@@ -125,7 +165,7 @@ def _view(sweep: Sweep, records: Iterable[TrialRecord], condition: str) -> str:
         "orderByKey": columns[0],
         "orderByAsc": sweep.identity.objectives[0].direction == "minimize",
     }
-    return json.dumps({"searchFilter": condition, **order, "selectedColumns": columns})
+    return {"searchFilter": condition, **order, "selectedColumns": columns}
 
 
 def compare_link(run_ids: Sequence[str], experiment_id: str, base: str = "") -> str:
@@ -142,6 +182,14 @@ def front_link(identity: Identity, experiment_id: str, base: str = "") -> str:
     """
     key = f"viewStateShareKey={sweep_id(identity)}"
     return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=TABLE&{_VIEW}", base)
+
+
+def charts_link(identity: Identity, experiment_id: str, base: str = "") -> str:
+    """The address of the charts of a sweep's trials, its front first (see `shared_views`); relative
+    if `base` is empty.
+    """
+    key = f"viewStateShareKey={sweep_id(identity)}{_ALL}"
+    return _page(f"#/experiments/{experiment_id}/runs?{key}&compareRunsMode=CHART&{_VIEW}", base)
 
 
 def trials_link(identity: Identity, experiment_id: str, base: str = "") -> str:

@@ -33,19 +33,20 @@ from search_spaces.documents import shorten
 from workers.metrics.estimate import Estimate
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow.entities import DatasetInput, Metric
 
 # MLflow's limits in characters
 _MAX_PARAM = 6000
 MAX_TAG = 5000  # newer servers take more
 _MAX_NAME = 250
+_DIGEST = 16  # characters of the digest of a dataset
 # prefixes of metrics
 ERROR = "error/"  # standard errors
 SERIES = "series/"  # values by images
 BY_BATCH = "by_batch/"  # values by batch
 OWN = "own/"  # values of a lossless trial's own images
-_STOPPED = "stopped/"  # values of a stopped trial
-_PREFIXES = ("", ERROR, SERIES, BY_BATCH, _STOPPED, f"{_STOPPED}{ERROR}")
+STOPPED = "stopped/"  # values of a stopped trial
+_PREFIXES = ("", ERROR, SERIES, BY_BATCH, STOPPED, f"{STOPPED}{ERROR}")
 _OF_FRONT = ("knee", "hypervolume", "best/")  # metrics of a sweep's run that may cease to exist
 _MAX_OBJECTIVES = 3  # of a hypervolume
 # tags
@@ -88,6 +89,29 @@ def sweep_tags(identity: Identity) -> dict[str, str]:
     for key, hashes in (("model", identity.models), ("extractor", identity.extractors)):
         tags |= {f"specfrontier.{key}.{legal_name(name)}": value for name, value in hashes.items()}
     return clean_tags(tags)
+
+
+def datasets(identity: Identity) -> list[DatasetInput]:
+    """What the runs of a sweep read: its captions, and its reference images if it has any."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    found = []
+    parts = {"captions": (identity.captions, "hash"), "reference": (identity.reference, "identity")}
+    for context, (facts, key) in parts.items():
+        if not facts:
+            continue
+        source = without_credentials(str(facts.get("source", "")))
+        name = legal_name(f"{context} {source}")
+        digest = hashlib.sha256(str(facts.get(key)).encode()).hexdigest()[:_DIGEST]
+        dataset = Dataset(
+            name=name,
+            digest=digest,
+            source_type="local",
+            source=json.dumps({"uri": source}),
+            profile=json.dumps({"num_rows": facts.get("count")}),
+        )
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
+    return found
 
 
 def sweep_params(identity: Identity) -> dict[str, str]:
@@ -197,7 +221,7 @@ def metrics(record: TrialRecord, moment: int, identity: Identity) -> list[Metric
 
     objectives = [metric.name for metric in identity.objectives]
     is_in_group = QualityGroups.of(identity).group(record) is not None
-    prefix = _STOPPED if record.is_stopped else ""
+    prefix = STOPPED if record.is_stopped else ""
     results = dict(sorted(record.metrics.items(), key=lambda entry: entry[0] not in objectives))
     found: dict[tuple[str, int], float | None] = {}
     for name, entry in results.items():

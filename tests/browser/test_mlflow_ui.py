@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
+from PIL import Image
 
 from orchestrator.front.questions import front_records
 from orchestrator.store.sweep import Sweep
@@ -19,7 +20,9 @@ from orchestrator.views.mlflow_page import compare_link, run_link
 from orchestrator.views.mlflow_runs import run_name
 from orchestrator.views.mlflow_sync import find_location
 from tests.fakes.command_line import specfrontier
+from tests.fakes.synthetic_sweeps import CAPTIONS
 from tests.fakes.timed_sweeps import write_timed_sweep
+from workers.data.pictures import image_grid, png
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
@@ -33,7 +36,10 @@ SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterw
 @pytest.fixture(scope="module")
 def storage(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     folder = tmp_path_factory.mktemp("sweeps") / "demo"
-    sweep = write_timed_sweep(folder, TRIALS, name="demo", seed=8, failed=(7,))
+    sweep = write_timed_sweep(folder, TRIALS, name="demo", seed=3, failed=(7,), shards=True)
+    for record in sweep.records:
+        tiles = [Image.new("RGB", (32, 32), (16 * record.number, 99, 0))] * len(CAPTIONS)
+        sweep.storage.write(f"pictures/{record.digest}.png", png(image_grid(tiles, 4)))
     assert len(front_records(sweep)) > 2
     return sweep.storage
 
@@ -43,8 +49,7 @@ def links(storage: Storage, browser: Browser, mlflow_server: str) -> dict[str, s
     """The addresses that `sync` and `ui` print."""
     synced = specfrontier("sync", storage.uri, "--uri", mlflow_server, "--json")
     assert synced.code == 0, synced.err
-    found: dict[str, str] = synced.json["links"]
-    return found
+    return {"mlflow": mlflow_server, **synced.json["links"]}
 
 
 @pytest.fixture
@@ -117,6 +122,37 @@ def test_the_sweeps_page_shows_its_front_without_scrolling(
     opened.value.close()
 
 
+def test_the_first_link_opens_the_front_as_a_scatter_plot_and_images_by_caption(
+    page: Page, links: dict[str, str], storage: Storage
+) -> None:
+    """In a window of 1440 x 900: the plot is seen without scrolling, no chart is of an error."""
+    first = next(link for name, link in links.items() if name != "mlflow")
+    page.set_viewport_size({"width": 1440, "height": 900})
+    page.goto(first)
+    plot = page.locator(".js-plotly-plot").first
+    plot.locator(".scatterlayer path").first.wait_for()
+    keep(page, "charts")
+    box = plot.bounding_box()
+    assert box is not None
+    assert box["y"] + box["height"] < 900
+    points = plot.evaluate("plot => plot.data.flatMap((d) => d.x.map((x, i) => [x, d.y[i]]))")
+    records = [record for record in Sweep.open(storage).records if record.is_complete]
+    assert sorted(points) == sorted(
+        [record.metrics["speedup"].value, record.metrics["fid"].value] for record in records
+    )
+    page.set_viewport_size({"width": 1440, "height": 4000})
+    page.get_by_text(CAPTIONS[0]).first.wait_for()
+    page.wait_for_timeout(1500)
+    keep(page, "charts_below")
+    text = page.inner_text("body")
+    headings = ["Front", "Objectives: speedup [x], fid", "Images by caption", "Model metrics"]
+    places = [text.find(f"\n{heading}") for heading in headings]
+    assert places == sorted(places)
+    assert min(places) > 0
+    assert not re.search(r"\b(error|series|own)/", text)
+    assert page.locator("img[src*='images']").count() >= len(CAPTIONS)
+
+
 def test_the_front_opens_on_objectives_and_parameters(
     page: Page, links: dict[str, str], storage: Storage
 ) -> None:
@@ -183,7 +219,7 @@ def test_a_trials_page_shows_its_pictures_and_setting(
     page.goto(address.replace("?", "/artifacts/images.png?"))
     picture = page.locator("img[src^='blob:']").first
     picture.wait_for()
-    assert picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [16, 16]
+    assert picture.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [134, 32]
     assert page.get_by_text("heatmap.png").count() > 0
     keep(page, "pictures")
     page.get_by_text("config.yaml").first.click()

@@ -21,6 +21,7 @@ FAINT = (224, 224, 228)
 MARGIN = 12
 TEXT_SIZE = 12
 LINE = 15
+_GRID_GAP = 2  # pixels between the images of a grid
 # Five colours of viridis, from dark blue to yellow in even steps of lightness; also readable
 # without colour vision.
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -97,7 +98,9 @@ def enlarge(picture: Image.Image, side: int) -> Image.Image:
     )
 
 
-def image_grid(pictures: Sequence[Image.Image], columns: int, *, gap: int = 2) -> Image.Image:
+def image_grid(
+    pictures: Sequence[Image.Image], columns: int, *, gap: int = _GRID_GAP
+) -> Image.Image:
     """Pictures of one size in rows of `columns`; unused cells of the last row stay blank."""
     if not pictures:
         raise ValueError("a grid needs at least one picture")
@@ -107,6 +110,24 @@ def image_grid(pictures: Sequence[Image.Image], columns: int, *, gap: int = 2) -
     for number, picture in enumerate(pictures):
         grid.paste(picture, (number % columns * (width + gap), number // columns * (height + gap)))
     return grid
+
+
+def grid_tiles(grid: Image.Image, side: int, tokens: tuple[int, int]) -> list[Image.Image]:
+    """The cells of an `image_grid`, blank ones of its last row included; none if it is smaller than
+    an image.
+
+    Args:
+        grid: the grid.
+        side: pixels along the longer side of an image.
+        tokens: rows and columns of an image's tokens, which have the image's proportions.
+    """
+    height, width = (side * count // max(tokens) for count in tokens)
+    corners = [
+        (left, top)
+        for top in range(0, grid.height - height + 1, height + _GRID_GAP)
+        for left in range(0, grid.width - width + 1, width + _GRID_GAP)
+    ]
+    return [grid.crop((left, top, left + width, top + height)) for left, top in corners]
 
 
 def contact_sheet(

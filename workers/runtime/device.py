@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import platform
+import subprocess
 from collections.abc import Collection
 from contextlib import suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,7 @@ from workers.metrics.timings import EAGER, Device
 AUTO = "auto"
 _CPU_BF16 = ("amx_bf16", "avx512_bf16")  # instruction sets, by the names of torch and Linux
 _CPUINFO = Path("/proc/cpuinfo")
+_GIT_TIMEOUT_S = 10.0
 
 
 def pick_device(name: str) -> torch.device:
@@ -115,9 +119,35 @@ def _cpu_flags() -> Collection[str]:
     return ()
 
 
+@cache
+def _commit() -> str:
+    """The commit of the clone that this code runs from, with `-dirty` if files were changed; empty
+    for an installed package.
+    """
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():  # another project's clone may hold an installed package
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    with suppress(OSError, subprocess.SubprocessError):  # no git, or a clone of another user
+        ran = subprocess.run(
+            [*command, "--exclude=*"],
+            env=os.environ | {"GIT_OPTIONAL_LOCKS": "0"},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_GIT_TIMEOUT_S,
+        )
+        return ran.stdout.strip()
+    return ""
+
+
 def versions() -> dict[str, str]:
-    """Versions of Python and torch, and of specfrontier if it is installed."""
+    """Versions of Python and torch, of specfrontier if it is installed, and its commit if that is
+    known.
+    """
     own = {}
     with suppress(PackageNotFoundError):
         own["specfrontier"] = version("specfrontier")
+    if commit := _commit():
+        own["commit"] = commit
     return own | {"python": platform.python_version(), "torch": str(torch.__version__)}

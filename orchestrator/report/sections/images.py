@@ -20,7 +20,7 @@ from orchestrator.store import files
 from orchestrator.store.identity import plugins_of
 from orchestrator.store.sweep import Sweep
 from workers.data.folders import size_on_disk
-from workers.data.pictures import is_intact_png
+from workers.data.pictures import grid_tiles, is_intact_png
 from workers.data.storage import in_parallel
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _MAX_CHARACTERS = 1_300_000  # of all sheets together
 # of a target's files; larger targets are loaded for a report on a GPU only
 _MAX_BYTES_ON_CPU = 2 << 30
 _MAX_PIXELS = 1 << 18  # of the images that are decoded at once
-_GRID_GAP = 2
 GRID_SIDE = 288  # pixels of the longer side of an image grid in the page
 _MAX_GRID_CHARACTERS = 500_000  # of all image grids together
 
@@ -235,16 +234,11 @@ def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
     """The images of a trial's grid; none if it is missing, damaged, or of another size than the
     sweep's images.
     """
-    side = trial.sweep.identity.image_size
+    identity = trial.sweep.identity
     grid = _stored_grid(trial)
     if not isinstance(grid, Image.Image):
         return []
-    corners = [
-        (left, top)
-        for top in range(0, grid.height - side + 1, side + _GRID_GAP)
-        for left in range(0, grid.width - side + 1, side + _GRID_GAP)
-    ]
-    return [grid.crop((left, top, left + side, top + side)) for left, top in corners]
+    return grid_tiles(grid, identity.image_size, identity.grid)
 
 
 def _stored_grid(trial: PageTrial) -> Image.Image | str | None:

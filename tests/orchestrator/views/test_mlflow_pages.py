@@ -9,16 +9,20 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from orchestrator.front.questions import front_records
+from orchestrator.store.explain import explain
 from orchestrator.store.sweep import Sweep
+from orchestrator.text import markdown
 from orchestrator.views.mlflow_page import (
     compare_link,
     describe_run,
+    describe_trial,
     front_link,
     run_link,
     shared_views,
     trials_link,
 )
 from orchestrator.views.mlflow_runs import legal_name, sweep_id
+from tests.fakes.mlflow_views import read_view
 from tests.fakes.searched_sweeps import write_searched_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.metrics.estimate import measured
@@ -32,7 +36,7 @@ def test_the_view_of_all_trials_is_filtered_and_ordered_and_has_what_differs(
     (name,) = parse_qs(trials_link(sweep.identity, "7").partition("?")[2])["viewStateShareKey"]
     text = shared_views(sweep)[f"mlflow.sharedViewState.{name}"]
     assert len(text) < 5000, "MLflow's limit of a tag"
-    view = json.loads(text)
+    view = read_view(text)
     assert f"= '{sweep_id(sweep.identity)}'" in view["searchFilter"]
     assert "pareto" not in view["searchFilter"]
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`speedup`", False)
@@ -90,7 +94,7 @@ def test_a_metrics_name_is_literal_in_the_description_and_legal_in_the_view(
     columns = {
         column
         for view in shared_views(sweep).values()
-        for column in json.loads(view)["selectedColumns"]
+        for column in read_view(view)["selectedColumns"]
     }
     assert f"metrics.`{legal_name(odd)}`" in columns
 
@@ -115,14 +119,14 @@ def test_the_shared_view_has_the_objectives_and_the_parameters_that_differ(tmp_p
     text = shared_views(sweep)[f"mlflow.sharedViewState.{sweep_id(sweep.identity)}"]
     assert f"viewStateShareKey={sweep_id(sweep.identity)}&" in front_link(sweep.identity, "7")
     assert len(text) < 5000, "MLflow's limit of a tag"
-    view = json.loads(text)
+    view = read_view(text)
     assert view["selectedColumns"][:2] == ["metrics.`speedup`", "metrics.`fid`"]
     flat = [record.config.flat() for record in front_records(sweep) if record.config is not None]
     for column in view["selectedColumns"][2:]:
         key = column.removeprefix("params.`").removesuffix("`")
         assert len({str(settings.get(key)) for settings in flat}) > 1
     assert "params.`acceptance.neighbourhood`" in view["selectedColumns"]
-    empty = json.loads(next(iter(shared_views(replace(sweep, records=())).values())))
+    empty = read_view(next(iter(shared_views(replace(sweep, records=())).values())))
     assert empty["selectedColumns"] == ["metrics.`speedup`", "metrics.`fid`"]
 
 
@@ -139,3 +143,55 @@ def test_links_lead_to_the_runs() -> None:
     assert run_link("a1", "7", "http://lab:5000").startswith(
         "http://lab:5000/#/experiments/7/runs/a1?"
     )
+
+
+def test_the_views_charts_are_the_front_then_the_objectives_then_images_without_errors(
+    tmp_path: Path,
+) -> None:
+    write_sweep(tmp_path, 12)
+    sweep = Sweep.open(tmp_path)
+    images = ["captions/00 a circle", "captions/01 a ring"]
+    for text in shared_views(sweep, images).values():
+        assert len(text) < 5000, "MLflow's limit of a tag"
+        view = read_view(text)
+        headings = {section["uuid"]: section["name"] for section in view["compareRunSections"]}
+        shown = [chart for chart in view["compareRunCharts"] if not chart["deleted"]]
+        assert list(headings.values()) == list(
+            dict.fromkeys(headings[chart["metricSectionId"]] for chart in shown)
+        )
+        scatter, speedup, fid, grid, *others = shown
+        assert scatter["type"] == "SCATTER"
+        assert (scatter["xaxis"]["key"], scatter["yaxis"]["key"]) == ("speedup", "fid")
+        assert (speedup["metricKey"], fid["metricKey"]) == ("speedup", "fid")
+        assert "speedup [x], fid" in headings[speedup["metricSectionId"]], "with their units"
+        assert grid["imageKeys"] == images
+        assert {chart["metricKey"] for chart in others} == {
+            name for name in sweep.identity.metrics if name not in ("speedup", "fid")
+        }
+        hidden = [chart for chart in view["compareRunCharts"] if chart["deleted"]]
+        keys = {chart["metricKey"] for chart in hidden if chart["type"] == "BAR"}
+        assert {"error/fid", "series/fid", "own/fid", "stopped/error/fid"} <= keys
+        assert [chart["imageKeys"] for chart in hidden if chart["type"] == "IMAGE"] == [
+            [key] for key in images
+        ]
+        assert len({chart["uuid"] for chart in view["compareRunCharts"]}) == len(hidden) + len(
+            shown
+        )
+
+
+def test_a_trials_description_has_its_setting_and_its_values_with_units(tmp_path: Path) -> None:
+    write_sweep(tmp_path, 9)
+    sweep = Sweep.open(tmp_path)
+    record = next(record for record in sweep.records if record.label == "lantern")
+    text = describe_trial(sweep, record, pareto=True)
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    values = {cells[0].removeprefix("| "): cells[1:3] for cells in rows}
+    assert list(values)[1:3] == ["speedup", "fid"], "the objectives first"
+    for name, metric in sweep.identity.metrics.items():
+        assert values[name.replace("_", r"\_")] == [str(record.metrics[name]), metric.unit]
+    assert record.config is not None
+    assert markdown(explain(record.config)) in text
+    assert "on the front" in text
+    assert "on the front" not in describe_trial(sweep, record, pareto=False)
+    assert "lossless" in describe_trial(sweep, sweep.records[0], pareto=False)
+    assert describe_trial(sweep, sweep.records[7], pareto=False), "one that failed"

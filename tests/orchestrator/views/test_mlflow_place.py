@@ -94,7 +94,7 @@ def test_sync_returns_to_a_server_that_failed_in_the_middle_of_a_sweep(
         assert run(problem.partition(" with: ")[2]).out.startswith(
             f"0 trials logged, {TRIALS} already"
         )
-        assert f"mlflow  {server.address}\n" in specfrontier("ui", storage.uri).out
+        assert f"charts  {server.address}/#" in specfrontier("ui", storage.uri).out
         assert logged_runs(storage, server.address) == runs
     assert storage.read(MLFLOW_PLACE) == place
     assert not (tmp_path / "sweeps" / "mlflow.db").exists()

@@ -35,6 +35,7 @@ from orchestrator.views.mlflow_sync import find_location, sync
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.mlflow_processes import sync_result
 from tests.fakes.mlflow_proxy import Address, proxy
+from tests.fakes.mlflow_views import read_view
 from tests.fakes.odd_servers import HTTP, odd_server
 from tests.fakes.ports import HOST
 from tests.fakes.synthetic_sweeps import write_sweep
@@ -195,8 +196,8 @@ def test_ui_logs_the_sweep_first_and_leaves_no_server_behind(
 ) -> None:
     shutil.copy(empty_database, tmp_path / "sweeps" / "mlflow.db")
     with ui(storage.uri) as (links, process):
-        assert list(links) == ["mlflow", "sweep", "trials", "compare"]
-        assert len(children(links["mlflow"], storage)) == TRIALS
+        assert list(links) == ["charts", "sweep", "trials", "compare"]
+        assert len(children(links["charts"].partition("/#")[0], storage)) == TRIALS
         servers = psutil.Process(process.pid).children(recursive=True)
         assert servers
         os.killpg(process.pid, signal.SIGINT)  # as the terminal does for Ctrl-C
@@ -264,7 +265,8 @@ def test_ui_makes_the_view_that_an_earlier_version_did_not(
         assert not views()
     assert specfrontier("ui", storage.uri).code == 0
     with no_view:
-        assert sorted("specfrontier.pareto" in view for view in views().values()) == [False, True]
+        filters = [read_view(view)["searchFilter"] for view in views().values()]
+        assert sorted("specfrontier.pareto" in text for text in filters) == [False, True]
     refused = mock.patch(
         "orchestrator.views.mlflow_sync.write_shared_views",
         side_effect=PermissionError("read-only"),

@@ -1,8 +1,9 @@
-"""The dtype of a training follows from what the device computes in."""
+"""The dtype of a training follows from what the device computes in; the commit of the code."""
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,20 @@ def test_a_gpu_trains_in_bfloat16_if_it_is_not_emulated(
     assert training_dtype(torch.device("cuda"))[0] == (
         torch.bfloat16 if supported else torch.float32
     )
+
+
+def test_a_commit_is_that_of_the_code_and_never_of_a_project_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def versions_at(root: Path) -> dict[str, str]:
+        monkeypatch.setattr(device, "__file__", str(root / "workers" / "runtime" / "device.py"))
+        device._commit.cache_clear()
+        return device.versions()
+
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run([*git, *words], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    assert versions_at(tmp_path)["commit"] == head.stdout.strip()
+    assert "commit" not in versions_at(tmp_path / "site-packages")
+    device._commit.cache_clear()
