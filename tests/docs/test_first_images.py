@@ -30,15 +30,24 @@ def documented() -> list[tuple[str, ...]]:
         for line in lines
         if line.startswith('specfrontier generate "')
     )
-    return sorted(
-        {
-            (*command[1:3], "--preset", "gsd")
-            if {"--config", "--from"} & set(command)
-            else command[1:]
-            for command in commands
-            if "--models" not in command
-        }
-    )
+    found = set()
+    for command in commands:
+        if "--models" in command:
+            continue
+        if {"--config", "--from"} & set(command):
+            found.add((*command[1:3], "--preset", "gsd"))
+        else:
+            found.add(_for_one_image(command[1:]))
+    return sorted(found)
+
+
+def _for_one_image(command: tuple[str, ...]) -> tuple[str, ...]:
+    """The command without what further images are for: only the first one is looked at."""
+    words = [word for word in command if word != "--verify"]
+    if "--samples" in words:
+        place = words.index("--samples")
+        del words[place : place + 2]
+    return tuple(words)
 
 
 @pytest.mark.parametrize("command", documented(), ids=" ".join)
