@@ -21,6 +21,7 @@ from search_spaces.trial import DecodingConfig
 from specfrontier import CommandError, QueryError, Sweep
 from tests.fakes.local_pool import local_launches
 from tests.fakes.synthetic_sweeps import write_sweep
+from tests.fakes.tiny_models import tiny_scenes
 from workers.data.storage import Storage
 
 
@@ -200,12 +201,14 @@ def test_questions_and_plots_need_no_torch(tmp_path: Path) -> None:
 def test_launch_runs_a_sweep_and_resumes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    tiny_scenes(tmp_path / "weights")
     space = tmp_path / "tiny.yaml"
     space.write_text(
-        "name: tiny\ncaptions: {source: scenes, count: 24}\nreference: {source: none}\nobjectives: "
-        "[step_compression, clip_score]\nquality: {batch: 24, shard: 24}\nbudget: {trials: "
-        "2}\nenqueue: [vanilla]\nspace: {drafter: eagle, tree: {policy: chain, length: {values: "
-        "[2, 4]}}}\n"
+        f"name: tiny\nmodels: {tmp_path}/weights\ncaptions: {{source: scenes, count: 24}}\n"
+        "reference: {source: none}\nobjectives: [step_compression, caption_accuracy]\n"
+        "metrics: [step_compression, caption_accuracy]\nquality: {batch: 24, shard: 24}\n"
+        "budget: {trials: 2}\nenqueue: [vanilla]\n"
+        "space: {drafter: eagle, tree: {policy: chain, length: {values: [2, 4]}}}\n"
     )
     with local_launches():
         sweep = Sweep.launch(
