@@ -178,8 +178,9 @@ def _explanations(rows: Sequence[Candidate]) -> list[str]:
 
     lines = [""]
     for row in rows:
-        papers = "; ".join(papers_of(row.config))
-        lines.append(f"{row.name}: {row.explanation}{f' ({papers})' if papers else ''}")
+        papers = papers_of(row.config)
+        source = f" From {', '.join(papers)}." if papers else ""
+        lines.append(f"{row.name}: {row.explanation}{source}")
     return lines
 
 

@@ -170,6 +170,8 @@ def describe_front(answer: Answer) -> list[str]:
         corner = ", ".join(f"{value:.4g}" for value in answer.hypervolume.reference_point)
         lines.append(f"hypervolume: {volume}, from the reference point ({corner})")
     lines += [*notes, *choice_lines(answer.recommended.choices.values())]
+    if answer.recommended.choices:
+        lines += _other_batches(sweeps.values())
     return lines if lines[-1] else lines[:-1]
 
 
@@ -198,6 +200,23 @@ def _describe_machine(name: str, sweep: Sweep) -> str:
         compare = files.command(sweep.storage, "compare", "--by", "device")
         text += f" ({counted(others, 'other')}: {compare})"
     return text
+
+
+def _other_batches(sweeps: Iterable[Sweep]) -> list[str]:
+    """How to time the choices at another batch size, for each sweep that was timed at one alone:
+    its speed-ups are often far smaller there.
+    """
+    from orchestrator.store import files
+    from orchestrator.store.prices import Machine
+
+    lines = []
+    for sweep in sweeps:
+        batches = {machine.batch for machine in Machine.all(sweep.prices)}
+        if len(batches) == 1 and sweep.machine is not None:
+            other = 8 if batches == {1} else 1
+            command = files.command(sweep.storage, "time", "--batch", str(other))
+            lines.append(f"timed at batch {sweep.machine.batch} alone; at batch {other}: {command}")
+    return lines
 
 
 def choice_lines(choices: Iterable[Choice]) -> list[str]:
@@ -232,8 +251,12 @@ def _choice_lines(trial: Choice, known: Container[str]) -> list[str]:
 
 def _describe_objective(trial: Choice, name: str) -> str:
     """A trial's value in a metric of the front, against vanilla's."""
+    from orchestrator.store.prices import is_priced
+
     first = trial.front_metrics[0]
     text = f"{name} {trial.metrics[name]}"
+    if trial.sweep.machine is not None and is_priced(name):
+        text += f" at batch {trial.sweep.machine.batch}"
     if name == first.name:
         if trial.gain_probability is not None:
             text += f", {first.better} than vanilla in {percent(trial.gain_probability)} of draws"

@@ -58,12 +58,14 @@ def test_values_are_paired(folder: Path) -> None:
 def test_the_better_trial_is_named_in_both_orders(folder: Path) -> None:
     for first, second in ((1, 3), (3, 1)):
         found = between(folder, first, second)
-        (entry,) = (each for each in found.metrics if each.metric.name == "speedup")
-        is_first = entry.first.value > entry.second.value
-        assert entry.probability is not None
-        assert (entry.probability > 0.5) == is_first
-        verdict = found.tables[1][1][[m.metric.name for m in found.metrics].index("speedup")][-1]
-        assert verdict.startswith(f"{first if is_first else second} in ")
+        verdicts = {row[0]: row[-1] for row in found.tables[1][1]}
+        entries = {entry.metric.name: entry for entry in found.metrics}
+        for name, sign in (("speedup", 1), ("latency", -1), ("fid", -1)):
+            entry = entries[name]
+            is_first = sign * entry.first.value > sign * entry.second.value
+            assert entry.probability is not None
+            assert (entry.probability > 0.5) == is_first
+            assert verdicts[name].startswith(f"{first if is_first else second} in ")
 
 
 def test_lossless_settings_have_no_better_quality(folder: Path) -> None:

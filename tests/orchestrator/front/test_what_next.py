@@ -64,6 +64,21 @@ def test_parts_add_up_to_the_variance(front: Front) -> None:
             assert sum(joint.variance_parts(0, other, metric)) == pytest.approx(error**2)
 
 
+def test_what_sittings_differ_in_is_apart_from_sessions() -> None:
+    zeros = np.zeros((2, 1))
+    joint = JointErrors(
+        values=zeros,
+        effects=np.array([[[1.0, 2.0, 3.0]], [[0.0, 0.0, 0.0]]]),
+        groups=np.array([-1, 0, 1]),
+        group_dof=np.array([2.0, 2.0]),
+        group_is_sitting=np.array([False, True]),
+        own=zeros,
+        dof=zeros + np.inf,
+        own_dof=zeros + np.inf,
+    )
+    assert joint.variance_parts(0, 1, 0) == (1.0, 4.0, 9.0)
+
+
 def test_so_many_images_tell_the_trials_apart(front: Front) -> None:
     """With an error that is smaller by the root of the factor, the difference is significant."""
     found = [each for each in what_next(front).separations if each.effort == "images"]

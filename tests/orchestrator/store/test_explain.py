@@ -56,7 +56,7 @@ def test_a_window_has_the_papers_of_its_redraw() -> None:
 class _Halving(Constant):
     """Budgets that halve from level to level. More words."""
 
-    kind: ClassVar[str] = "halving"
+    kind: ClassVar[str] = "halving_slowly"
 
 
 def test_a_plugin_is_explained_by_its_docstring_and_not_by_its_bases_words() -> None:
