@@ -1,8 +1,8 @@
 """A small writer of SVG pictures.
 
-A picture is a card with a background of its own, whose colours follow the browser's scheme. So it
-reads on a light and on a dark page, whichever scheme the page itself has. States have a sign or a
-line style besides their colour.
+A picture is a card with a background of its own, in light colours or, where the page or the browser
+asks for it, in dark ones. So it reads on any page. States have a sign or a line style besides their
+colour.
 """
 
 from __future__ import annotations
