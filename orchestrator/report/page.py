@@ -192,7 +192,7 @@ def page_data(
             "metrics": {name: _metric_entry(sweeps[0].metric(name)) for name in names},
             "keys": keys,
             "trials": entries,
-            "looks": group_looks(entries),
+            "looks": group_looks(entries, [trial.record.config for trial in trials]),
             "answer": {} if front is None else answer(front),
             "configs": dict(_configs(sweeps)),
         }

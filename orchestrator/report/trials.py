@@ -5,7 +5,8 @@ of their errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,11 @@ import numpy as np
 
 from orchestrator.front.joint import JointErrors, block_effects
 from orchestrator.shown.plots import looks
+from orchestrator.store.explain import explain_alike
 from orchestrator.store.names import VANILLA, SettingNames, family, trial_title
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
+from search_spaces.params import Params
 from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import Metric
 
@@ -127,14 +130,44 @@ def config_keys(sweeps: Mapping[str, Sweep]) -> list[str]:
     return list(keys)
 
 
-def group_looks(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The look of each group in the chart, by way of colouring; vanilla comes first."""
+def group_looks(
+    entries: Sequence[Mapping[str, Any]], settings: Iterable[DecodingConfig | None]
+) -> dict[str, Any]:
+    """The look of each group in the chart, by way of colouring, and what it is in a plain sentence
+    (`about`); vanilla comes first. entries, settings: of all trials.
+    """
     colourings = entries[0]["groups"] if entries else COLOURINGS
+    abouts = _group_abouts(settings)
     found = {}
     for colouring in colourings:
         own = looks([entry["groups"][colouring] for entry in entries])
-        found[colouring] = {name: look._asdict() for name, look in own.items()}
+        found[colouring] = {
+            name: look._asdict() | {"about": abouts.get((colouring, name))}
+            for name, look in own.items()
+        }
     return found
+
+
+def _group_abouts(settings: Iterable[DecodingConfig | None]) -> dict[tuple[str, str], str]:
+    """What the settings of a group do, by way of colouring and group."""
+    parts = defaultdict[tuple[str, str], list[list[Params]]](list)
+    for setting in settings:
+        if setting is None:
+            continue
+        for group in groups(setting).items():
+            parts[group].append(_parts_of_group(setting, group[0]))
+    return {group: explain_alike(found) for group, found in parts.items()}
+
+
+def _parts_of_group(setting: DecodingConfig, colouring: str) -> list[Params]:
+    """The parts of a setting that decide on its group."""
+    drafter = setting.drafter
+    if colouring == "tree" and not setting.is_vanilla:
+        return [setting.policy]
+    if colouring == "drafter" or setting.is_vanilla:
+        return [drafter]
+    in_rows = [drafter] if drafter.row_lag is not None else []
+    return [*in_rows, *setting.acceptance.relaxed_parts]
 
 
 def groups(setting: DecodingConfig | None) -> dict[str, str]:

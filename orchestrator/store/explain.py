@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from search_spaces.acceptance import EXACT
 from search_spaces.params import Params
+from search_spaces.trees import TreePolicy
 from search_spaces.trial import DecodingConfig
 
 _COOL_SD = "Cool-SD (arXiv:2601.09212)"
+_EXACT_RULE = "each draft is tested by the exact rule"
 
 
 def explain(config: DecodingConfig) -> str:
@@ -22,33 +26,51 @@ def explain(config: DecodingConfig) -> str:
     return " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences)
 
 
-def _clause(part: Params, **more: Any) -> str:
-    """What a part of a setting does: its summary with its values, or without a summary the first
-    sentence of its docstring. more: other values that the summary names.
+def explain_alike(settings: Sequence[Sequence[Params]]) -> str:
+    """What some parts of several settings do, in one plain sentence. The parts of each setting have
+    the kinds of the first one's; of numbers that differ, it has the least and the largest.
     """
-    if not part.summary:
-        return " ".join((part.__doc__ or part.kind).split()).partition(". ")[0].rstrip(".")
-    values = more | part.to_mapping()
-    for key, value in values.items():
-        if isinstance(value, float):
-            values[key] = f"{value:.4g}"
-    return part.summary.format_map(values)
+    clauses = [_clause(*parts) for parts in zip(*settings, strict=True)]
+    return "; ".join(clauses) or _EXACT_RULE
+
+
+def _clause(*parts: Params) -> str:
+    """What parts of one kind do: their summary with their values, or without a summary the first
+    sentence of their docstring.
+    """
+    first = parts[0]
+    if not first.summary:
+        return " ".join((first.__doc__ or first.kind).split()).partition(". ")[0].rstrip(".")
+    values: dict[str, Any] = {}
+    for key in re.findall(r"{(\w+)}", first.summary):
+        found = [_values(part)[key] for part in parts]
+        ends = dict.fromkeys((min(found), max(found)))
+        values[key] = " to ".join(
+            f"{end:.4g}" if isinstance(end, float) else str(end) for end in ends
+        )
+    return first.summary.format_map(values)
+
+
+def _values(part: Params) -> dict[str, Any]:
+    """Plain data by key, and the number of nodes of a tree."""
+    values = part.to_mapping()
+    if isinstance(part, TreePolicy):
+        values.setdefault("nodes", part.bounds.nodes)
+    return values
 
 
 def _drafting(config: DecodingConfig) -> str:
     source = _clause(config.drafter)
     if not config.drafter.has_drafts:
         return source
-    return (
-        f"drafts come from {source}, as {_clause(config.policy, nodes=config.policy.bounds.nodes)}"
-    )
+    return f"drafts come from {source}, as {_clause(config.policy)}"
 
 
 def _acceptance(config: DecodingConfig) -> list[str]:
     """How drafts are accepted, and what replaces a rejected one where that is a choice."""
     parts = [_clause(part) for part in config.acceptance.relaxed_parts]
     if not parts:
-        return ["each draft is tested by the exact rule"]
+        return [_EXACT_RULE]
     if config.acceptance.resampling != EXACT.resampling:
         parts.append("what replaces a rejected draft has the least bias")
     return parts

@@ -236,6 +236,7 @@ def test_the_legend_hides_a_kind_and_the_front_is_of_the_rest(
     before = page.locator(".point").count()
     button = page.locator('.kind[data-kind="additive"]')
     assert button.get_attribute("aria-pressed") == "true"
+    assert "codes most similar" in (button.get_attribute("title") or "")
     button.click()
     assert page.locator('.kind[data-kind="additive"]').get_attribute("aria-pressed") == "false"
     rest = Sweep.open(folder).front("speedup", "fid", where=["acceptance.neighbourhood!=additive"])

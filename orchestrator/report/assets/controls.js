@@ -68,6 +68,7 @@ function kindButton(kind) {
       .querySelector(`[data-kind="${CSS.escape(kind)}"]`)
       ?.focus();
   };
-  const attributes = { "data-kind": kind, "aria-pressed": !state.hidden.has(kind) };
+  const { about } = DATA.looks[state.colour][kind],
+    attributes = { "data-kind": kind, "aria-pressed": !state.hidden.has(kind), title: about };
   return button(".kind", [iconOf(mark(kind, 5)), kind], flip, attributes);
 }

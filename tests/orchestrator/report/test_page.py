@@ -36,7 +36,7 @@ from orchestrator.report.page import as_script_data, page_data, render, report_p
 from orchestrator.report.sections import images
 from orchestrator.report.sections.images import GRID_SIDE, embed_grids
 from orchestrator.report.sections.setup import facts, searched
-from orchestrator.report.trials import PageTrial, groups
+from orchestrator.report.trials import PageTrial, group_looks, groups
 from orchestrator.store.files import write_sweep_text
 from orchestrator.store.records import TrialRecord, write_trial
 from search_spaces.presets import PRESETS
@@ -399,6 +399,16 @@ def test_groups() -> None:
         "tree": "chain",
         "drafter": "jacobi",
     }
+
+
+def test_each_group_says_what_it_is() -> None:
+    settings = [PRESETS[name] for name in ("vanilla", "lantern", "eagle1", "zipar", "pjd_maximal")]
+    looks = group_looks([{"groups": groups(setting)} for setting in settings], [*settings, None])
+    abouts = {name: look["about"] for entries in looks.values() for name, look in entries.items()}
+    assert {"vanilla", "additive", "exact", "rows", "dynamic", "static", "eagle"} <= abouts.keys()
+    assert all(abouts.values())
+    assert "exact rule" in abouts["exact"]
+    assert "25" in abouts["static"]
 
 
 def command(*arguments: str) -> str:

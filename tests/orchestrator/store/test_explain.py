@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import pytest
 
-from orchestrator.store.explain import explain, papers_of
+from orchestrator.store.explain import explain, explain_alike, papers_of
 from orchestrator.store.names import SettingNames
 from search_spaces.acceptance import EXACT, AcceptanceRule
 from search_spaces.drafters import DRAFTERS, Jacobi
-from search_spaces.neighbourhoods import NEIGHBOURHOODS
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, Additive
 from search_spaces.presets import CATALOGUE, preset
 from search_spaces.schedules import SCHEDULES, Constant
 from search_spaces.temperatures import DYNAMIC_TEMPERATURES
@@ -44,6 +44,18 @@ def test_every_kind_says_what_it_does() -> None:
         for kind in registry.values():
             if kind.__module__.startswith("search_spaces."):
                 assert kind.summary, kind
+
+
+def test_numbers_of_alike_settings_are_ranges() -> None:
+    settings = [
+        [Additive(k=k, delta=0.2), Constant(budget)] for k, budget in ((10, 1.5), (100, 3.0))
+    ]
+    text = explain_alike(settings)
+    assert "10 to 100 codes" in text
+    assert "less than 0.2;" in text
+    assert "1.5 to 3 times" in text
+    assert explain_alike([[], []]) == explain_alike([[]])
+    assert "exact rule" in explain_alike([[]])
 
 
 def test_a_window_has_the_papers_of_its_redraw() -> None:
