@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -167,30 +168,52 @@ def check_writable(folder: Path, option: str = "--out") -> None:
         ) from error
 
 
-def write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files by name into a folder, which is created if it is missing: all of them, or none if
-    one fails.
+def write_folder(folder: Path, files: Mapping[str, bytes | Path]) -> None:
+    """Write files by name, which may have folders, into a folder, which is created if it is
+    missing: all of them, or none if one fails. A path is a file to link, or to copy if it is on
+    another disk.
 
     Raises:
         CommandError: nothing can be written there, or one of them exists (2).
     """
-    if existing := [name for name in files if (folder / name).exists()]:
+    tops = dict.fromkeys(name.partition("/")[0] for name in files)
+    if existing := [name for name in tops if (folder / name).exists()]:
         raise CommandError(f"{folder}: {existing[0]} exists; give another --out", WRONG_USAGE)
     with (
         output_folder(folder),
         tempfile.TemporaryDirectory(prefix=".specfrontier-", dir=folder) as place,
     ):
-        new = {Path(place, name): folder / name for name in files}
-        for file, data in zip(new, files.values(), strict=True):
-            file.write_bytes(data)
+        for name, source in files.items():
+            file = Path(place, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(source, bytes):
+                file.write_bytes(source)
+            else:
+                _link_or_copy(source.resolve(), file)
+        new = {Path(place, name): folder / name for name in tops}
         try:
             for file, target in new.items():
                 file.rename(target)
         except BaseException:
             for file, target in new.items():
                 if not file.exists():
-                    target.unlink(missing_ok=True)
+                    _remove(target)
             raise
+
+
+def _link_or_copy(source: Path, file: Path) -> None:
+    try:
+        file.hardlink_to(source)
+    except OSError:  # another disk, or one without links
+        shutil.copyfile(source, file)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if it exists."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

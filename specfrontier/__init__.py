@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.front.choice import Choice
     from orchestrator.front.trial import Trial
     from orchestrator.images import DrawnImage, ImageEngine
+    from orchestrator.promise import PromiseCheck, check_promise
     from orchestrator.store.files import NoSweepError
     from search_spaces.params import ConfigError
     from search_spaces.presets import PRESETS
@@ -37,6 +38,8 @@ _HOMES = {
     "load_engine": "specfrontier.images",
     "ImageEngine": "orchestrator.images",
     "DrawnImage": "orchestrator.images",
+    "PromiseCheck": "orchestrator.promise",
+    "check_promise": "orchestrator.promise",
     "DecodingConfig": "search_spaces.trial",
     "PRESETS": "search_spaces.presets",
     "ConfigError": "search_spaces.params",
@@ -44,7 +47,7 @@ _HOMES = {
     "NoSweepError": "orchestrator.store.files",
     "CommandError": "orchestrator.errors",
 }
-_WITH_TORCH = ("specfrontier.images", "orchestrator.images")
+_WITH_TORCH = ("specfrontier.images", "orchestrator.images", "orchestrator.promise")
 __all__ = [
     "PRESETS",
     "Choice",
@@ -54,9 +57,11 @@ __all__ = [
     "DrawnImage",
     "ImageEngine",
     "NoSweepError",
+    "PromiseCheck",
     "QueryError",
     "Sweep",
     "Trial",
+    "check_promise",
     "load_engine",
 ]
 

@@ -16,7 +16,7 @@ EPILOG = """\b
 Examples:
   specfrontier export quickstart --best 'fid <= 1.2 * vanilla' --out fast
   specfrontier export quickstart --lossless --out exact
-  specfrontier export mine --trial 7 --out seven
+  specfrontier export mine --trial 7 --with-weights --out seven
 """
 
 
@@ -27,13 +27,18 @@ def export(
     query: q.Query,
     prices: q.PriceOptions,
     selection: q.TrialOptions,
+    with_weights: bool = o.flag(
+        "Include the weights of the target and of the drafter, linked or, on another disk, copied, "
+        "and a models.yaml that names them. The built-in model's are part of this project."
+    ),
     out: str = o.option(
         "Folder to write; created if missing.", "DIR", default="export", callback=o.output_path
     ),
 ) -> None:
-    """Write a setting to a folder: setting.yaml, draw.py (which draws images with it), the versions
-    that it ran with, a README with what was measured and the flags of published code (LANTERN,
-    EAGLE, SJD, GSD) or why they cannot express it, and a model card of its drafter.
+    """Write a setting to a folder: setting.yaml; draw.py, which draws images with it and, with
+    --measure, says whether its speed-up holds on another machine; the versions that it ran with;
+    and README.md, a model card as the Hugging Face Hub reads it, with what was measured, the drafter
+    and the flags of published code (LANTERN, EAGLE, SJD, GSD) or why they cannot express it.
     """
     from orchestrator.shown.export import export_files
 
@@ -47,6 +52,7 @@ def export(
             f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}",
             FAILED,
         )
-    files = export_files(trial)
+    files = export_files(trial, with_weights=with_weights)
     write_folder(Path(out), files)
-    typer.echo(clean(f"{out}: {trial.heading} ({', '.join(files)})"))
+    names = dict.fromkeys(name.partition("/")[0] for name in files)
+    typer.echo(clean(f"{out}: {trial.heading} ({', '.join(names)})"))

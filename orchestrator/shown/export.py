@@ -1,12 +1,14 @@
-"""A trial as a folder to take away: its setting, a script that draws with it, versions, the flags
-of published code, and a model card of its drafter.
+"""A trial as a folder to take away: its setting, a script that draws with it and measures it again,
+versions, a model card with the flags of published code, and its weights if they are wanted.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.front.trial import Trial
 from orchestrator.shown.published_code import published_code
@@ -14,36 +16,52 @@ from orchestrator.text import clean, markdown, markdown_block, markdown_code
 from search_spaces.documents import write_document
 from search_spaces.sweep_sections import BUILTIN
 
+if TYPE_CHECKING:
+    from workers.loading.models_yaml import Entry
+
 # files of the folder
 SETTING = "setting.yaml"
 SCRIPT = "draw.py"
 REQUIREMENTS = "requirements.txt"
 PAGE = "README.md"
-CARD = "drafter.md"
+CAPTIONS = "captions.txt"
+MODELS = "models.yaml"
+WEIGHTS = "weights"
 _PROJECT = "specfrontier"
+_MIN_CAPTIONS = 16  # to measure the speed again
+_MIN_BATCHES = 4
 _REQUIREMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9._!]+")
-_SCRIPT = '''"""Draws images with a setting."""
+_HUB_FILE = re.compile(r"hf://([^/@]+/[^/@]+)")
+_SCRIPT = '''"""Draws images with a setting; --measure compares its speed here with the sweep's."""
 
 # {title}
 import sys
 from itertools import count
 from pathlib import Path
 
-from specfrontier import load_engine
+from specfrontier import check_promise, load_engine
 
 HERE = Path(__file__).parent
 # builtin, a folder of weights, or FILE#ENTRY of a models.yaml; paths start at this folder
 MODELS = {models!r}
 BATCH = {batch}  # images at once; its speed was measured at this size
+SAMPLING = {sampling!r}  # of vanilla decoding, with which its speed was compared
 
 
 def main() -> None:
     captions = sys.argv[1:]
-    if not captions or captions[0].startswith("-"):
-        sys.exit("usage: python draw.py CAPTION...")
+    is_measured = captions == ["--measure"]
+    if not captions or (captions[0].startswith("-") and not is_measured):
+        sys.exit("usage: python draw.py CAPTION... | --measure")
     try:
         models = MODELS if MODELS == "{builtin}" else str(HERE / Path(MODELS).expanduser())
-        images = load_engine(HERE / "{setting}", models, batch=BATCH).draw(captions)
+        engine = load_engine(HERE / "{setting}", models, batch=BATCH)
+        if is_measured:
+            captions = (HERE / "{captions}").read_text("utf-8").splitlines()
+            found = check_promise(engine, HERE / "{setting}", captions, SAMPLING)
+            print(found)
+            sys.exit(0 if found.holds else 1)
+        images = engine.draw(captions)
     # a caption that the model cannot read, or weights that are not there
     except (ValueError, OSError) as error:
         sys.exit(f"error: {{error}}")
@@ -58,27 +76,90 @@ if __name__ == "__main__":
 '''
 
 
-def export_files(trial: Trial) -> dict[str, bytes]:
-    """The folder's files by name. Vanilla, and drafters without weights, have no model card."""
-    from workers.loading.models_yaml import absolute_source
+def export_files(trial: Trial, *, with_weights: bool = False) -> dict[str, bytes | Path]:
+    """The folder's files by name: their bytes, or the files that they are copies of.
+
+    with_weights: include the target's files and the drafter's. Those of the built-in model are part
+    of this project.
+
+    Raises:
+        ValueError, OSError: weights are missing, damaged, or not the sweep's; or vanilla's images
+            are missing, whose captions the folder has.
+    """
+    from workers.loading.models_yaml import absolute_source, find_entry
 
     models = absolute_source(trial.models)
+    files: dict[str, bytes | Path] = {}
+    if with_weights and trial.models != BUILTIN:
+        files = _weight_files(trial, find_entry(models))
+        models = MODELS
     script = _SCRIPT.format(
         title=clean(trial.title),
         models=models,
         batch=trial.batch,
+        sampling=trial.sweep.identity.sampling.to_mapping(),
         setting=SETTING,
+        captions=CAPTIONS,
         builtin=BUILTIN,
     )
-    files = {
+    texts = {
         SETTING: trial.config_text,
         SCRIPT: script,
         REQUIREMENTS: _requirements(trial),
-        PAGE: _page(trial),
+        CAPTIONS: _captions(trial),
+        PAGE: _page(trial, is_whole=bool(files)),
     }
-    if trial.config.drafter.has_weights:
-        files[CARD] = _card(trial)
-    return {name: text.encode() for name, text in files.items()}
+    return {name: text.encode() for name, text in texts.items()} | files
+
+
+def _weight_files(trial: Trial, entry: Entry) -> dict[str, bytes | Path]:
+    """The files that the setting is loaded from, below `weights`, and a models.yaml that names them
+    by their places there.
+    """
+    from workers.models.checkpoint_files import WeightsError, content_hash, weight_files
+
+    drafter = trial.config.drafter.kind
+    drafters = {kind: path for kind, path in entry.drafters.items() if kind == drafter}
+    entry.check_files()
+    used = entry.family.target_files | {f"drafters.{kind}": p for kind, p in drafters.items()}
+    hashes = trial.sweep.identity.models
+    differing = [key for key, path in used.items() if content_hash(path) != hashes.get(key)]
+    if differing:
+        raise WeightsError(
+            f"{', '.join(differing)}: not the sweep's weights; restore the originals"
+        )
+    files: dict[str, bytes | Path] = {}
+
+    def place(key: str, path: Path, parts: Mapping[str, str]) -> str:
+        """Add the files of `parts` that are below a path; returns where the path is then."""
+        is_folder = path.is_dir()
+        base = path if is_folder else path.parent
+        for part in parts.values():
+            if Path(part).is_relative_to(path):
+                for source in weight_files(part):
+                    name = Path(os.path.relpath(source, base)).as_posix()
+                    if name.startswith("../"):
+                        raise WeightsError(f"{part}: names {source}, which is not below its folder")
+                    files[f"{WEIGHTS}/{key}/{name}"] = source
+        return f"{WEIGHTS}/{key}" if is_folder else f"{WEIGHTS}/{key}/{path.name}"
+
+    own = entry.family.to_mapping()
+    for key, path in entry.family.paths.items():
+        if path is not None:
+            own[key] = place(key, Path(path), entry.family.target_files)
+    placed = {kind: place(kind, Path(path), {kind: path}) for kind, path in drafters.items()}
+    section = {"family": entry.family.kind, **own, "dtype": entry.dtype, "drafters": placed}
+    files[MODELS] = write_document({re.sub(r"[^\w.-]", "-", entry.name): section}).encode()
+    return files
+
+
+def _captions(trial: Trial) -> str:
+    """Captions of the sweep, for a few batches, one a line. Raises ValueError if vanilla's images
+    are missing.
+    """
+    count = max(_MIN_CAPTIONS, _MIN_BATCHES * trial.batch)
+    texts = [clean(" ".join(caption.text.split())) for caption in trial.sweep.captions()]
+    return "".join(f"{text}\n" for text in texts[:count])
 
 
 def _requirements(trial: Trial) -> str:
@@ -94,7 +175,8 @@ def _requirements(trial: Trial) -> str:
     return "\n".join([clean(f"# Python {versions.get('python', '')}").rstrip(), *pinned, ""])
 
 
-def _page(trial: Trial) -> str:
+def _page(trial: Trial, *, is_whole: bool) -> str:
+    """A model card as the Hugging Face Hub reads it. is_whole: the folder has the weights."""
     identity = trial.sweep.identity
     sweep = markdown(identity.name)
     target = markdown(identity.target)
@@ -102,22 +184,66 @@ def _page(trial: Trial) -> str:
     lossless = "is not lossless"
     if trial.is_lossless:
         lossless = "leaves the distribution of images as it is"
+    models = f"`{SCRIPT}` names the models."
+    if is_whole:
+        models = (
+            f"The models are in `{WEIGHTS}`, by `{MODELS}`. The licences of their authors apply to "
+            "them."
+        )
+    plugins = [f" It needs the plugin {markdown_code(name)}." for name in trial.config.plugins]
+    draw = f'pip install -r {REQUIREMENTS}\npython {SCRIPT} "a caption"\npython {SCRIPT} --measure'
     parts = [
+        _metadata(trial),
         f"# {markdown(trial.title)}",
         f"Trial {trial.number} of the sweep {sweep} of {target}. The setting {lossless}.",
         _measured(trial),
         "## Draw images",
         f"Install {_PROJECT} {version} from its repository or a wheel of it; then:",
-        markdown_block(f'pip install -r {REQUIREMENTS}\npython {SCRIPT} "a caption"', "sh"),
-        f"`{SCRIPT}` names the models; `specfrontier generate --config {SETTING}` takes the "
-        "setting, too."
-        + "".join(
-            f" It needs the plugin {markdown_code(module)}." for module in trial.config.plugins
-        ),
+        markdown_block(draw, "sh"),
+        f"{models} The last line measures on your machine how much faster than vanilla decoding "
+        f"the setting is, and compares it with the table. `specfrontier generate --config "
+        f"{SETTING}` takes the setting, too.{''.join(plugins)}",
+        *_drafter(trial),
         "## In published code",
         *_published(trial),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _metadata(trial: Trial) -> str:
+    """The head of a model card, as YAML."""
+    identity = trial.sweep.identity
+    references = (_HUB_FILE.match(file) for file in identity.files.values())
+    bases = dict.fromkeys(reference[1] for reference in references if reference)
+    facts: dict[str, Any] = {
+        "library_name": _PROJECT,
+        "pipeline_tag": "text-to-image",
+        "tags": ["speculative-decoding", trial.config.drafter.kind],
+    }
+    if bases:
+        facts["base_model"] = list(bases)
+    return f"---\n{write_document(facts)}---"
+
+
+def _drafter(trial: Trial) -> list[str]:
+    """What the drafter is, and how it was trained; nothing of a drafter without weights."""
+    if not trial.config.drafter.has_weights:
+        return []
+    identity = trial.sweep.identity
+    kind = trial.config.drafter.kind
+    target = markdown(identity.target)
+    key = f"drafters.{kind}"
+    file = identity.files.get(key, "")
+    facts = {"file": _public(file), "sha256, 16 digits": identity.models.get(key)}
+    facts |= _training(file)
+    rows = [
+        f"| {markdown(name)} | {markdown(str(value))} |" for name, value in facts.items() if value
+    ]
+    return [
+        f"## The {markdown(kind)} drafter",
+        f"Drafts image tokens for speculative decoding of {target}, and of no other target.",
+        "\n".join(["| | |", "|---|---|", *rows]),
+    ]
 
 
 def _measured(trial: Trial) -> str:
@@ -163,43 +289,6 @@ def _published(trial: Trial) -> list[str]:
             "measured here."
         )
     return parts
-
-
-def _card(trial: Trial) -> str:
-    """A model card as the Hugging Face Hub reads it."""
-    identity = trial.sweep.identity
-    kind = trial.config.drafter.kind
-    target = markdown(identity.target)
-    key = f"drafters.{kind}"
-    file = identity.files.get(key, "")
-    facts = {
-        "drafter": kind,
-        "target": identity.target,
-        "file": _public(file),
-        "sha256, 16 digits": identity.models.get(key),
-    }
-    head = f"---\n{write_document({'tags': ['speculative-decoding', 'text-to-image', kind]})}---"
-    facts |= _training(file)
-    rows = [
-        f"| {markdown(name)} | {markdown(str(value))} |" for name, value in facts.items() if value
-    ]
-    table = "\n".join(["| | |", "|---|---|", *rows])
-    return (
-        "\n\n".join(
-            [
-                head,
-                f"# {markdown(kind)} drafter of {target}",
-                (
-                    f"Drafts image tokens for speculative decoding of {target}, and of no other "
-                    "target."
-                ),
-                table,
-                "## Measured",
-                f"With the setting {markdown(trial.setting)}:\n\n{_measured(trial)}",
-            ]
-        )
-        + "\n"
-    )
 
 
 def _public(file: str) -> str:

