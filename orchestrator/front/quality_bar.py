@@ -13,6 +13,8 @@ from workers.metrics.definition import Direction, Metric
 
 _STEPS = 150  # about so many limits
 _LEAST_STEP = 1e-3  # times the limit, where limits are in the metric's unit
+# the loosest multiple of vanilla's value that the limits reach at least
+_REACH = {"minimize": 1.5, "maximize": 0.9}
 
 
 class _Range(NamedTuple):
@@ -107,7 +109,8 @@ def _bar_range(low: float, high: float, direction: Direction, *, is_relative: bo
     if is_relative:  # the default bar is within reach; and no constraint multiplies vanilla by 0
         start = zero
         least = zero - math.ceil(zero / step - 1 - 1e-9) * step
-        ends = [max(min(ends[0], start), least), max(ends[1], start)]
+        reach = zero + round((_REACH[direction] - zero) / step) * step
+        ends = [max(min(*ends, start, reach), least), max(*ends, start, reach)]
         places = max(places, 2)
     return _Range(
         low=round(ends[0], places),

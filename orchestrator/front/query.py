@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,33 +32,57 @@ if TYPE_CHECKING:
 _ORDER = {"<=": "less_equal", ">=": "greater_equal", "<": "less", ">": "greater"}
 _MAX_LISTED = 10  # values of a column
 _NULL = "null"  # in an expression: the row has no value in the column
-# Between two conditions, but not inside quotes, nor in a value such as `red and blue`. {}: the
-# true/false columns
-_AND = (
-    r"""\s+and\s+(?=[^\s=!<>]+\s*(?:[=!<>]|in\s|not\s)|(?:not\s+)?(?:{})(?:\s+and\s|\s*$))"""
-    r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""
+_OUTSIDE_QUOTES = r"""(?=(?:[^'"]|'[^']*'|"[^"]*")*$)"""
+# `and` or `or` between two conditions, but not in a value such as `red and blue`. {}: the word, and
+# the true/false columns
+_BETWEEN = (
+    r"\s+{}\s+(?=[^\s=!<>]+\s*(?:[=!<>]|in\s|not\s)|(?:not\s+)?(?:{})(?:\s+(?:and|or)\s|\s*$))"
+    + _OUTSIDE_QUOTES
 )
+# columns by the headings that tables have for them, if that is not their name
+_HEADINGS = {"#": "number", "trial": "number", "time": "seconds"}
 _FLAG = re.compile(r"\s*(not\s+)?(\S+)\s*")
 _FILTER = re.compile(r"\s*([^\s=!<>]+)\s*(<=|>=|==|!=|=|<|>|(?<=\s)(?:not\s+)?in(?!\S))\s*(.*?)\s*")
-_UNFINISHED = re.compile(r".*?((?<!\S)and|[-+*])")  # the end of a value
+_UNFINISHED = re.compile(r".*?((?<!\S)(?:and|or)|[-+*])")  # the end of a value
 
 
 def passing(table: pyarrow.Table, where: Iterable[str]) -> Bools:
     """Find the rows of the table that pass all filters: bool [rows].
 
     A filter is `COLUMN RELATION VALUE` with =, ==, !=, <, <=, > or >=, or `in` and `not in` with
-    values between commas; quotes around a value are dropped; `and` joins several. The name of a
-    true/false column alone is a filter, too, such as `lossless` or `not lossless`. A row without a
-    value in the column passes only `!=` and `not in`; the value `null` means no value.
+    values between commas; quotes around a value are dropped. `and` joins several, and `or`
+    separates alternatives, each with its own `and`. The name of a true/false column alone is a
+    filter, too, such as `lossless` or `not lossless`. A column may be given by its heading (see
+    `headings`). A row without a value in the column passes only `!=` and `not in`; the value `null`
+    means no value.
 
     Raises:
         QueryError: a filter has another form, names an unknown column, or its value or relation
             does not suit the column's type.
     """
     mask = np.ones(table.num_rows, dtype=np.bool_)
-    for text in _conditions(table, where):
-        mask &= _passing_one(table, text)[1]
+    for alternatives in _parsed(table, where):
+        mask &= _passing_any(table, alternatives)
     return mask
+
+
+def headings(columns: Iterable[str]) -> dict[str, str]:
+    """Columns by the headings that tables show for them: `mean accepted length`, `time`."""
+    names = list(columns)
+    found = {name.replace("_", " "): name for name in names if "_" in name}
+    absent = {heading: name for heading, name in _HEADINGS.items() if heading not in names}
+    return found | {heading: name for heading, name in absent.items() if name in names}
+
+
+def _heading_pattern(names: Iterable[str]) -> str:
+    """A heading where a condition begins with it, as a regular expression of Python and of
+    JavaScript.
+    """
+    longest_first = sorted(names, key=len, reverse=True)
+    return (
+        rf"(?<!\S)(?:{'|'.join(map(re.escape, longest_first))})"
+        rf"(?=\s*[=!<>≤≥]|\s+(?:not\s+)?in(?!\S)){_OUTSIDE_QUOTES}"
+    )
 
 
 def require_list(texts: Iterable[str], name: str) -> None:
@@ -68,15 +93,36 @@ def require_list(texts: Iterable[str], name: str) -> None:
         raise QueryError(f"{name}: give a list, such as {name}=[{texts!r}]")
 
 
-def _conditions(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
-    """The filters, those that `and` joins one by one; none for an empty table, which lacks
-    columns.
+def _parsed(table: pyarrow.Table, where: Iterable[str]) -> list[list[list[str]]]:
+    """The alternatives of each filter, and the conditions of each of these; none for an empty
+    table, which lacks columns.
     """
     require_list(where, "where")
     if not table.num_rows:
         return []
-    between = re.compile(_AND.format("|".join(map(re.escape, _flags(table)))))
-    return [condition for text in where for condition in between.split(text)]
+    flags = "|".join(map(re.escape, _flags(table)))
+    either = re.compile(_BETWEEN.format("or", flags))
+    both = re.compile(_BETWEEN.format("and", flags))
+    named = headings(table.column_names)
+    heading = re.compile(_heading_pattern(named)) if named else None
+    found = []
+    for text in where:
+        plain = text
+        if heading is not None:
+            plain = heading.sub(lambda match: named[match[0]], text)
+        found.append([both.split(part) for part in either.split(plain)])
+    return found
+
+
+def _passing_any(table: pyarrow.Table, alternatives: Sequence[Sequence[str]]) -> Bools:
+    """Which rows pass all conditions of one of the alternatives."""
+    found = np.zeros(table.num_rows, dtype=np.bool_)
+    for conditions in alternatives:
+        passed = np.ones(table.num_rows, dtype=np.bool_)
+        for text in conditions:
+            passed &= _passing_one(table, text)[1]
+        found |= passed
+    return found
 
 
 def _flags(table: pyarrow.Table) -> list[str]:
@@ -87,14 +133,19 @@ def _flags(table: pyarrow.Table) -> list[str]:
 
 
 def unmatched(table: pyarrow.Table, where: Iterable[str]) -> list[str]:
-    """A sentence for each filter that no row passes on its own: which values its column has."""
+    """A sentence for each condition of a filter that no row passes, if no row passes the condition
+    alone: which values its column has.
+    """
     notes = []
-    for text in _conditions(table, where):
-        name, passed = _passing_one(table, text)
-        if not passed.any():
-            notes.append(
-                f"no trial passes {text}: {name} {_describe_values(column_of(table, name))}"
-            )
+    for alternatives in _parsed(table, where):
+        if _passing_any(table, alternatives).any():
+            continue
+        for text in chain.from_iterable(alternatives):
+            name, passed = _passing_one(table, text)
+            if not passed.any():
+                notes.append(
+                    f"no trial passes {text}: {name} {_describe_values(column_of(table, name))}"
+                )
     return notes
 
 
@@ -126,7 +177,7 @@ def _passing_one(table: pyarrow.Table, text: str) -> tuple[str, Bools]:
         raise QueryError(f"filter {text!r}: {name}{error}") from None
 
 
-def script_patterns(flags: Iterable[str]) -> dict[str, str]:
+def script_patterns(flags: Iterable[str], columns: Iterable[str]) -> dict[str, str]:
     """The grammar of filters and limits as regular expressions of JavaScript, for the report's
     script.
 
@@ -135,11 +186,11 @@ def script_patterns(flags: Iterable[str]) -> dict[str, str]:
 
     Returns:
         word: a word, flag or condition in named groups; values may be missing. bound: of a limit
-            relative to vanilla.
+            relative to vanilla. heading: one of `headings`, which the column's name replaces.
     """
     key = r"[^\s=!<>≤≥]+"
     quoted = r"""(?:"[^"]*"|'[^']*')"""
-    not_and = r"(?!and(?!\S))"
+    not_and = r"(?!(?:and|or)(?!\S))"
     bound = re.sub(r"\(\?P<\w+>", "(?:", RELATIVE_BOUND)
     entry = rf"(?:{quoted}|[^\s,]+)?"
     flag = rf"(?<flag>{'|'.join(map(re.escape, flags))})(?!\S)"
@@ -152,7 +203,11 @@ def script_patterns(flags: Iterable[str]) -> dict[str, str]:
         rf"(?<name>{key})\s*(?<relation><=|>=|==|!=|=|<|>|≤|≥)(?![=<>≤≥])(?:\s*(?<value>{value}))?",
         r"(?<word>\S+)",
     )
-    return {"word": "|".join(parts), "bound": RELATIVE_BOUND.replace("(?P<", "(?<")}
+    return {
+        "word": "|".join(parts),
+        "bound": RELATIVE_BOUND.replace("(?P<", "(?<"),
+        "heading": _heading_pattern(headings(columns)),
+    }
 
 
 def _describe_values(column: pyarrow.ChunkedArray) -> str:
@@ -197,7 +252,7 @@ def _check_finished(column: pyarrow.ChunkedArray, sign: str, values: Sequence[st
     for value in values:
         if value[:1] in ("'", '"') and (len(value) == 1 or value[-1] != value[0]):
             raise ValueError(f": the closing {value[0]} of {value} is missing")
-        if (found := _UNFINISHED.fullmatch(value)) and (not is_text or found[1] == "and"):
+        if (found := _UNFINISHED.fullmatch(value)) and (not is_text or found[1].isalpha()):
             raise ValueError(
                 f": the filter ends with {found[1]}; write what follows it, or leave it out"
             )

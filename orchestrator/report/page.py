@@ -52,6 +52,7 @@ _LIBRARIES = {
     "vendor/d3.min.js": "vendor/d3.LICENSE",
     "vendor/plot.umd.min.js": "vendor/plot.LICENSE",
 }
+_MAX_SHOWN = 24  # trials with images and heat maps, unless more are on the front or labelled
 _MAX_DOF = 40  # of the critical values in the page; with more, the normal ones are used
 
 
@@ -177,9 +178,9 @@ def page_data(
     trials = page_trials(named)
     members = {candidate.name for candidate in candidates if candidate.on_front}
     ordered = sorted(trials, key=lambda trial: (trial.rank(members), trial.record.number))
-    shown = [
-        trial for trial in ordered if trial.rank(members) < OTHERS and trial.record.is_complete
-    ]
+    complete = [trial for trial in ordered if trial.record.is_complete]
+    count = sum(trial.rank(members) < OTHERS for trial in complete)
+    shown = complete[: max(count, _MAX_SHOWN)]
     subject = Subject(named, axes, names, front, shown, note, decode, comparison, warnings)
     keys = config_keys(named)
     confidence = {candidate.name: candidate.confidence for candidate in candidates}
@@ -353,11 +354,12 @@ def _summary(sweeps: Sequence[Sweep]) -> list[str]:
     if stopped := sum(record.is_stopped for record in records):
         trials += f", {stopped} of them stopped early"
     facts = []
+    machines = dict.fromkeys(sweep.machine for sweep in sweeps if sweep.machine)
     if targets := dict.fromkeys(sweep.identity.target for sweep in sweeps if sweep.identity.target):
         facts.append(f"target {' and '.join(targets)}")
     return [
         *facts,
-        *(f"speeds on {sweep.machine}" for sweep in sweeps if sweep.machine),
+        *([f"speeds on {' and '.join(map(str, machines))}"] if machines else []),
         trials,
         f"{images:,} images",
         f"{describe_duration(seconds)} of worker time",

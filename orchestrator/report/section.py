@@ -30,7 +30,8 @@ class Subject:
     axes: tuple[Metric, ...]  # two or three objectives, the first two shown first
     metrics: Sequence[str]  # names of all
     front: Front | None  # of the objectives; None if there are not two
-    trials: Sequence[PageTrial] = ()  # the complete ones that are vanilla, on the front or labelled
+    # complete ones with images and heat maps: vanilla, on the front, labelled, then others
+    trials: Sequence[PageTrial] = ()
     note: Note = ignore  # called with a sentence about each damaged file
     decode: bool = True  # whether images may be decoded from tokens
     comparison: Comparison | None = None  # of the sweeps' fronts

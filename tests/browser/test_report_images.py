@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from orchestrator.report.page import write_report
@@ -14,7 +15,7 @@ from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 COUNT = 50
 
@@ -28,29 +29,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def painted(page: Page, mode: str, flipped: str = "false") -> None:
-    """Wait until the tiles are painted in a mode."""
+    """Wait until the tiles are in order, and painted in a mode."""
+    page.locator("#image-panel .share").first.wait_for()
     page.locator(f'#image-panel[data-painted^="{mode} 0 {flipped} "]').wait_for(state="attached")
 
 
 def pixels(page: Page, place: int, number: int = 0) -> list[int]:
-    """The colours of a tile: place 0 is vanilla's."""
-    found: list[int] = page.locator(
-        f'#image-panel canvas[data-place="{place}"][data-caption="{number}"]'
-    ).evaluate(
+    """The colours of a tile of the figure with this number: place 0 is vanilla's."""
+    figure = page.locator("#image-panel figure").nth(number)
+    found: list[int] = figure.locator(f'canvas[data-place="{place}"]').evaluate(
         "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, "
         "canvas.height).data]"
     )
     return found
 
 
+def text_of(figure: Locator) -> str:
+    """The caption of a figure."""
+    caption = figure.locator("figcaption")
+    return str(caption.evaluate("caption => caption.firstChild.data"))
+
+
 def test_three_settings_are_shown_for_the_same_captions(open_page: Open, folder: Path) -> None:
     page = open_page(folder)
     painted(page, "side")
+    page.get_by_role("button", name="most different first").click()
+    page.locator("#image-panel figcaption", has_text=captions(COUNT)[0]).wait_for()
     vanilla = Sweep.open(folder).baseline
     assert vanilla is not None
     for number, figure in enumerate(page.locator("#image-panel figure").all()):
         tiles = figure.locator("canvas")
-        assert figure.locator("figcaption").inner_text() == captions(COUNT)[number]
+        assert text_of(figure) == captions(COUNT)[number]
         assert (
             tiles.evaluate_all("all => all.map((tile) => tile.dataset.caption)")
             == [str(number)] * 3
@@ -63,9 +72,43 @@ def test_three_settings_are_shown_for_the_same_captions(open_page: Open, folder:
     assert pixels(page, 0) != pixels(page, 1) != pixels(page, 2)
     seen = set()
     for _ in range(5):
-        seen |= {figure.inner_text() for figure in page.locator("#image-panel figcaption").all()}
+        seen |= {text_of(figure) for figure in page.locator("#image-panel figure").all()}
         page.get_by_role("button", name="Next captions").click()
     assert seen == set(captions(COUNT)), "at least 48"
+
+
+def test_the_most_different_images_come_first_and_a_click_enlarges_them(
+    open_page: Open, folder: Path
+) -> None:
+    page = open_page(folder)
+    painted(page, "side")
+    shares = [float(text.strip(" %")) for text in page.locator(".share").all_inner_texts()]
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] > shares[-1]
+    own, vanilla = (np.array(pixels(page, place)).reshape(-1, 4)[:, :3] for place in (1, 0))
+    assert shares[0] == pytest.approx(100 * np.abs(own - vanilla).mean() / 255, abs=0.06)
+    tile, figure = page.locator(".triple").first, page.locator("#image-panel figure canvas").first
+    before = figure.bounding_box()
+    tile.press("Enter")
+    after = figure.bounding_box()
+    assert tile.get_attribute("aria-pressed") == "true"
+    assert before is not None
+    assert after is not None
+    assert after["width"] > 2 * before["width"]
+
+
+def test_it_says_why_lossless_images_differ(open_page: Open, folder: Path) -> None:
+    page, sweep = open_page(folder), Sweep.open(folder)
+    lossless = {record.number for record in sweep.records if record.is_lossless(sweep.identity)}
+    first, second = page.locator("#images-controls select").all()
+    values = second.locator("option").evaluate_all("all => all.map((one) => Number(one.value))")
+    said = set()
+    for numbers in (lossless, set(values) - lossless):
+        number = next(number for number in values if number in numbers)
+        for choice in (first, second):
+            choice.select_option(str(number))
+        said.add("vanilla's distribution" in page.locator("#image-note").inner_text())
+    assert said == {True, False}
 
 
 def test_settings_are_chosen(open_page: Open, folder: Path) -> None:

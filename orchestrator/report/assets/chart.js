@@ -3,7 +3,7 @@ import { hasRanges, isSelected } from "./brush.js";
 import { ANSWER, barValue, kneeTrial, losslessTrial, recommended } from "./choices.js";
 import { DATA, frontOf, isMaximized, isPlotted, metricTitle, rankOf, thirdOf, trialOf, vanillaOf } from "./data.js";
 import { announce, byId, el, narrow, show, svg } from "./dom.js";
-import { decimals, formatMeasured, formatNumber, plural, shortened } from "./format.js";
+import { decimals, formatMeasured, formatNumber, plural } from "./format.js";
 import { writeNames } from "./labels.js";
 import { colourOf, mark } from "./marks.js";
 import { plot } from "./plot.js";
@@ -11,9 +11,8 @@ import { hover, pin } from "./selection.js";
 import { change, follow, kindOf, state } from "./state.js";
 
 const MAX_DIM_BARS = 100; // trials; with more, only the front has error bars
-const MARGIN = { left: 56, top: 30, bottom: 46 };
-// Of the right margin in pixels, and of the names in it in letters.
-const nameSizes = () => (narrow() ? { right: 74, letters: 10 } : { right: 136, letters: 19 });
+const MAX_NAMES = 12; // with more trials, only labelled ones and those on the front have names
+const MARGIN = { left: 56, top: 30, right: 18, bottom: 46 };
 
 // The range of a metric over the trials and their errors with a margin; with `near`, over those on the front.
 function span(metric, trials, front) {
@@ -61,7 +60,7 @@ function drawScene(trials, front, width, height) {
     picture = plotFront(trials, front, width, height),
     [sx, sy] = ["x", "y"].map((axis) => picture.scale(axis).apply),
     place = (trial) => [sx(trial.metrics[state.x][0]), sy(trial.metrics[state.y][0])],
-    box = { left: MARGIN.left, right: width - nameSizes().right, top: MARGIN.top, bottom: height - MARGIN.bottom };
+    box = { left: MARGIN.left, right: width - MARGIN.right, top: MARGIN.top, bottom: height - MARGIN.bottom };
   const isInside = ([x, y]) => x >= box.left - 1 && x <= box.right + 1 && y >= box.top - 1 && y <= box.bottom + 1;
   const shown = trials.filter((trial) => isInside(place(trial))),
     ordered = [...shown].sort((a, b) => on.has(a) - on.has(b)),
@@ -83,20 +82,23 @@ function drawScene(trials, front, width, height) {
   return picture;
 }
 const hasBars = (trial, on, trials) => state.bars && (on.has(trial) || trials.length <= MAX_DIM_BARS);
-// The names of the choices, of other trials on the front, and of labelled ones, in this order.
+// The names of the choices, of other trials on the front, and of others, in this order.
 function names(on) {
   const { trials, place, box } = state.scene,
     choices = [recommended(), kneeTrial(), losslessTrial()],
     rank = (trial) => (choices.includes(trial) ? 0 : on.has(trial) ? 1 : 2);
   const named = trials
-    .filter((trial) => trial.label || on.has(trial))
+    .filter((trial) => trial.label || on.has(trial) || trials.length <= MAX_NAMES)
     .sort((a, b) => rank(a) - rank(b) || a.number - b.number)
+    .slice(0, MAX_NAMES)
     .map((trial) => ({
-      text: trial.label ? shortened(trial.label, nameSizes().letters) : `trial ${trial.number}`,
+      text: trial.label || `trial ${trial.number}`,
+      short: String(trial.number),
       at: place(trial),
+      gap: choices.includes(trial) ? 17 : 10,
       style: on.has(trial) ? "member-name" : "other-name",
     }));
-  return writeNames(named, box);
+  return writeNames(named, trials.map(place), box);
 }
 
 // Vanilla's own value of a metric that compares images with vanilla's says nothing. The least that a setting can be
@@ -153,7 +155,7 @@ function plotFront(trials, front, width, height) {
   return plot({
     width,
     height,
-    margins: [MARGIN.top, nameSizes().right, MARGIN.bottom, MARGIN.left],
+    margins: [MARGIN.top, MARGIN.right, MARGIN.bottom, MARGIN.left],
     x: {
       domain: xs,
       label: DATA.metrics[state.x].across,

@@ -7,6 +7,12 @@ export const trialOf = (id) => trials.get(id) ?? null;
 export const vanillaOf = (trial) => trialOf(DATA.sweeps[trial.sweep].vanilla);
 // The images of a trial for all captions (orchestrator/report/sections/images.py); undefined without them.
 export const sheetOf = (trial) => DATA.sections.images?.data.sheets[trial.images_of];
+// A sentence if a section shows only some of the complete trials.
+export function shownNote(shown) {
+  const all = DATA.trials.filter((trial) => trial.state === "complete" && trial.duplicate_of === null).length,
+    first = "vanilla, the front, labelled ones, then others by number";
+  return shown.length < all ? `${shown.length} of the ${all} complete trials are here: ${first}.` : null;
+}
 export const metricTitle = (name) => DATA.metrics[name]?.title ?? "metrics";
 export const metricNote = (name) => `${name}: ${DATA.metrics[name].about}`; // the key, as in filters and commands
 export const metricChoices = DATA.axes.names.map((name) => [name, metricTitle(name)]);

@@ -107,7 +107,7 @@ function values(trial, names, style) {
   return terms(`.${style}`, names.filter((name) => trial.metrics[name]).map(entry));
 }
 
-// Pinned trials side by side: the objectives and the images' quality, the keys in which the settings differ, the rest.
+// Pinned trials side by side: the keys in which the settings differ, the objectives and the images' quality, the rest.
 function drawPins() {
   const { pins } = state,
     measured = (name) => pins.some((trial) => trial.metrics[name]),
@@ -144,8 +144,8 @@ function drawPins() {
   const table = el(
     "table.pins",
     el("thead", el("tr", pins.map(heading))),
-    names.filter(isFirst).map(metricRows),
     part("Parameters that differ", differing),
+    part("Metrics", names.filter(isFirst).map(metricRows)),
     part("Other metrics", names.filter((name) => !isFirst(name)).map(metricRows)),
   );
   show(

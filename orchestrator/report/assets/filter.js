@@ -14,11 +14,14 @@ const VALUE_NOUNS = { text: "a text", numbers: "a number", "true or false": "tru
 export class FilterError extends Error {}
 
 // A function that reads queries. columns: by key, with `kind`, `part` and value(trial). patterns: `word`, for one part
-// of a query, and `bound`, for a limit relative to vanilla.
-// It returns tests, one for each word and condition; all must pass, with `and` between them or without it. It throws
-// FilterError for what cannot be read, an unknown key or a value that does not suit it.
-export function queryReader(columns, patterns) {
+// of a query, `bound`, for a limit relative to vanilla, and `heading`, for what the table shows in place of a key;
+// headings: the keys of these.
+// It returns the test of a trial. `or` separates alternatives; of one of them all words and conditions must pass, with
+// `and` between them or without it. It throws FilterError for what cannot be read, an unknown key or a value that does
+// not suit it.
+export function queryReader(columns, patterns, headings) {
   const word = new RegExp(patterns.word, "g"),
+    heading = new RegExp(patterns.heading, "g"),
     bound = new RegExp(`^(?:${patterns.bound})$`);
   const read = (found) => {
     const { name: key, relation, value } = found,
@@ -31,7 +34,15 @@ export function queryReader(columns, patterns) {
       return limit(columns.get(key), plain, value, value.match(bound)?.groups);
     return condition(columns, key, plain, [value ?? ""], relation);
   };
-  return (query) => [...query.matchAll(word)].filter(([text]) => text !== "and").map((match) => read(match.groups));
+  return (query) => {
+    const alternatives = [[]];
+    for (const match of query.replace(heading, (text) => headings[text]).matchAll(word)) {
+      if (match[0] === "or") alternatives.push([]);
+      else if (match[0] !== "and") alternatives.at(-1).push(read(match.groups));
+    }
+    const given = alternatives.filter((tests) => tests.length);
+    return (trial) => !given.length || given.some((tests) => tests.every((test) => test(trial)));
+  };
 }
 // The test of whether a trial's texts have a word that is not part of a condition.
 function wordTest(columns, word) {
@@ -68,7 +79,7 @@ function limit({ key, value }, relation, text, found) {
 // given: values as they are written. sign: what precedes them in the query.
 function condition(columns, key, relation, given, sign = relation) {
   const column = columns.get(key);
-  if (!column) throw new FilterError(`${key}: unknown key; the nearest one is ${nearestKey(columns, key)}`);
+  if (!column) throw new FilterError(`no column ${key}; the nearest one is ${nearestKey(columns, key)}`);
   const { kind, value } = column,
     values = given.map(unquoted);
   if (ORDER[relation] && kind === "text") throw new FilterError(`${key} holds text, which has no order; use = or !=`);

@@ -1,7 +1,7 @@
 // Heat maps of the accepted length by position in the image. All share one scale, drawn once.
-import { DATA, frontOf } from "../assets/data.js";
+import { DATA, frontOf, shownNote } from "../assets/data.js";
 import { el, show } from "../assets/dom.js";
-import { formatNumber, shortened } from "../assets/format.js";
+import { formatNumber } from "../assets/format.js";
 import { state } from "../assets/state.js";
 
 const STEPS = 64; // of the scale
@@ -38,7 +38,7 @@ export function draw(host, data) {
       "figure",
       { "data-trial": trial.id },
       canvas(values, columns, rows, `Accepted length by position with ${trial.title}: ${ends}, ${mean}`, data),
-      el("figcaption", { class: front.includes(trial) ? "strong" : null }, `${shortened(trial.title, 32)}: ${mean}`),
+      el("figcaption", { class: front.includes(trial) ? "strong" : null }, `${trial.title}: ${mean}`),
     );
   };
   const key = canvas(scale, STEPS, 1, `Scale from ${least} to ${most} tokens`, data);
@@ -47,5 +47,6 @@ export function draw(host, data) {
     host,
     el("div.scale", el("span", least), key, el("span", `${most} tokens per pass`)),
     el("div.maps", trials.map(map)),
+    shownNote(trials) && el("p.quiet", shownNote(trials)),
   );
 }

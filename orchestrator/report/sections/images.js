@@ -1,9 +1,9 @@
 // The image comparer: the same captions by vanilla and two chosen settings, side by side, blinking, or as differences.
 import { keep, keepOne } from "../assets/address.js";
 import { kneeTrial, recommended } from "../assets/choices.js";
-import { DATA, frontOf, sheetOf, trialOf, vanillaOf } from "../assets/data.js";
-import { button, byId, choice, el, scrolling, show, still } from "../assets/dom.js";
-import { shortened } from "../assets/format.js";
+import { DATA, frontOf, sheetOf, shownNote, trialOf, vanillaOf } from "../assets/data.js";
+import { button, byId, choice, el, scrolling, show, still, toggle } from "../assets/dom.js";
+import { formatNumber, shortened } from "../assets/format.js";
 import { icon } from "../assets/marks.js";
 import { follow, state } from "../assets/state.js";
 
@@ -13,9 +13,25 @@ const PER_PAGE = 12,
   MAX_SIDE = 400,
   ZOOMS = [1, 1.5, 2, 3, 4, 6];
 const MODES = { side: "side by side", blink: "blink", difference: "difference" };
+const LOSSLESS =
+  "The images of a lossless setting are other samples of vanilla's distribution: they differ from vanilla's as two " +
+  "images of vanilla would, and their quality is the same. ";
 let data = null;
-// trials: the reference and one or two others. chosen: by the reader, so the slider no longer changes them.
-const compared = { trials: [], chosen: false, mode: "side", page: 0, zoom: 0, flipped: false, timer: null };
+// trials: the reference and one or two others. chosen: by the reader, so the slider no longer changes them. order: of
+// captions, by their numbers. differences: of the first two trials, see `differencesOf`.
+const compared = {
+  trials: [],
+  chosen: false,
+  mode: "side",
+  page: 0,
+  zoom: 0,
+  flipped: false,
+  timer: null,
+  byDifference: true,
+  order: [],
+  differences: [],
+};
+const measured = new Map(); // keys of two sheets -> a promise of their differences
 const loaded = new Map(); // key -> a promise of its sheet
 
 function sheet(key) {
@@ -39,19 +55,22 @@ export function draw(host, given, controls) {
   if (trials.length < 2)
     return show("image-panel", el("p.empty", "This report has no images of two settings to compare."));
   compared.trials = defaultTrials(trials);
+  compared.order = [...data.captions.keys()];
   const others = trials.filter((trial) => trial !== compared.trials[0]);
   keepChoices(others);
   drawControls(controls, others);
   setMode(compared.mode);
   follow("bar", followRecommendation);
   follow("compare", compareImages);
-  return drawTiles();
+  drawTiles();
+  return orderTiles();
 }
 // others: that can be compared with the first.
 function keepChoices(others) {
   const sides = zooms();
   compared.zoom = sides.findIndex((side) => side >= 90);
   keepOne("mode", compared, Object.keys(MODES));
+  keepOne("byDifference", compared, [true, false]);
   keepOne("page", compared, [...Array(pageCount()).keys()]);
   keepOne("zoom", compared, [...sides.keys()]);
   keep(
@@ -78,6 +97,10 @@ function drawControls(controls, others) {
     compared.page = (compared.page + step + pages) % pages;
     drawTiles();
   };
+  const order = (on) => {
+    compared.byDifference = on;
+    orderTiles();
+  };
   const sides = zooms(),
     zoom = (event) => {
       compared.zoom = Number(event.target.value);
@@ -89,6 +112,7 @@ function drawControls(controls, others) {
     compared.trials.slice(1).map(select),
     el("span.buttons", { role: "group", "aria-label": "How images are compared" }, Object.entries(MODES).map(mode)),
     button(".toggle", "flip", () => flip(!compared.flipped), { id: "flip", hidden: true }),
+    toggle("most different first", compared.byDifference, order),
     el("label.choice", el("span", "size"), el("input", slider)),
     el(
       "span.buttons",
@@ -102,8 +126,16 @@ function drawNote() {
   const source = data.from_tokens
     ? "Images beside each other have one caption and the same random numbers. "
     : "The target was not at hand when this report was written: these are the first images of each trial. ";
-  const difference = `Differences to the reference are shown ${AMPLIFY} times as strong.`;
-  show("image-note", source, compared.mode === "difference" && difference);
+  const difference = `Differences to the reference are shown ${AMPLIFY} times as strong. `,
+    share = "Per cent: the mean difference of the first two images. A click enlarges them. ";
+  show(
+    "image-note",
+    source,
+    share,
+    compared.mode === "difference" && difference,
+    compared.trials.slice(1).some((trial) => trial.lossless) && LOSSLESS,
+    shownNote(withSheet()),
+  );
 }
 // Vanilla, the recommended setting and the knee; further ones where these are the same.
 function defaultTrials(trials) {
@@ -116,7 +148,9 @@ function defaultTrials(trials) {
 function setCompared(trials) {
   compared.trials = trials;
   for (const [i, list] of byId("images-controls").querySelectorAll("select").entries()) list.value = trials[i + 1].id;
-  return drawTiles();
+  drawNote();
+  drawTiles();
+  return orderTiles();
 }
 function choose(trials) {
   compared.chosen = true;
@@ -162,7 +196,7 @@ function setZoom() {
 function drawTiles() {
   const { captions, width, height } = data,
     first = compared.page * PER_PAGE,
-    shown = captions.slice(first, first + PER_PAGE);
+    shown = compared.order.slice(first, first + PER_PAGE);
   const tile = (trial, place, number) =>
     el("canvas", {
       width,
@@ -173,13 +207,58 @@ function drawTiles() {
       "data-place": place,
       "aria-label": `${trial.title}: ${captions[number]}`,
     });
-  const triple = (i) => compared.trials.map((trial, place) => tile(trial, place, first + i)),
-    name = (trial, place) => el("span", icon(trial), place ? trial.title : `${trial.title} (reference)`),
-    figure = (caption, i) => el("figure", el("div.triple", triple(i)), el("figcaption", caption));
+  const tiles = (number) => compared.trials.map((trial, place) => tile(trial, place, number)),
+    name = (trial, place) => el("span", icon(trial), place ? trial.title : `${trial.title} (reference)`);
+  const enlarge = ({ currentTarget: pressed }) =>
+    pressed.setAttribute("aria-pressed", pressed.closest("figure").classList.toggle("large"));
+  const figure = (number) => {
+    const share = compared.differences[number],
+      isKnown = share !== undefined,
+      attributes = { "aria-pressed": false, "aria-label": `Enlarge: ${captions[number]}` };
+    return el(
+      "figure",
+      button(".triple", tiles(number), enlarge, attributes),
+      el("figcaption", captions[number], isKnown && el("span.share", ` ${formatNumber(100 * share, 1)} %`)),
+    );
+  };
   show("image-page", `${first + 1}–${first + shown.length} of ${captions.length}`);
   show("image-panel", el("div.tile-names", compared.trials.map(name)), el("div.tiles", shown.map(figure)));
   setZoom();
   return paintTiles();
+}
+// Orders the captions by how much the first two images differ, or as they came, and draws them again.
+async function orderTiles() {
+  const { trials } = compared,
+    differences = await differencesOf(...trials.map((trial) => trial.images_of));
+  if (trials !== compared.trials) return; // others were chosen meanwhile
+  const order = [...data.captions.keys()];
+  if (compared.byDifference) order.sort((a, b) => differences[b] - differences[a]);
+  Object.assign(compared, { differences, order });
+  drawTiles();
+}
+// The mean difference of two sheets' images in each caption, as a share of the range of a colour.
+function differencesOf(first, second) {
+  const key = `${first} ${second}`;
+  const measure = (sheets) => {
+    const { captions, width, height, columns } = data,
+      [sheetWidth, sheetHeight] = [columns * width, Math.ceil(captions.length / columns) * height],
+      [a, b] = sheets.map((source) => colours(source, sheetWidth, sheetHeight)),
+      sums = new Float64Array(columns * Math.ceil(captions.length / columns));
+    for (let y = 0; y < sheetHeight; y += 1)
+      for (let x = 0; x < sheetWidth; x += 1) {
+        const number = Math.floor(y / height) * columns + Math.floor(x / width),
+          at = 4 * (y * sheetWidth + x);
+        for (let i = at; i < at + 3; i += 1) sums[number] += Math.abs(a[i] - b[i]);
+      }
+    return Array.from(sums, (sum) => sum / (3 * 255 * width * height));
+  };
+  if (!measured.has(key)) measured.set(key, Promise.all([first, second].map(sheet)).then(measure));
+  return measured.get(key);
+}
+function colours(source, width, height) {
+  const context = el("canvas", { width, height }).getContext("2d", { willReadFrequently: true });
+  context.drawImage(source, 0, 0);
+  return context.getImageData(0, 0, width, height).data;
 }
 async function paintTiles() {
   const { trials } = compared,

@@ -19,7 +19,15 @@ const FACTS = {
   label: (trial) => trial.label || null,
   front: (trial) => state.scene.front.includes(trial),
 };
-const table = { columns: new Map(), shown: new Set(), tests: [], all: false, invalid: false, query: "", front: false };
+const table = {
+  columns: new Map(),
+  shown: new Set(),
+  test: () => true,
+  all: false,
+  invalid: false,
+  query: "",
+  front: false,
+};
 const order = { key: "number", descending: false };
 let read = null;
 
@@ -31,9 +39,9 @@ function reader({ key, part }) {
 }
 const columnsOf = (part) => [...table.columns.values()].filter((column) => column.part === part);
 
-export function draw(host, { columns, patterns }, controls) {
+export function draw(host, { columns, patterns, headings }, controls) {
   table.columns = new Map(columns.map((column) => [column.key, { ...column, value: reader(column) }]));
-  read = queryReader(table.columns, patterns);
+  read = queryReader(table.columns, patterns, headings);
   const metrics = columnsOf("metric").map(({ key }) => key),
     words = narrow() ? [] : ["acceptance", "tree", "drafter"];
   table.shown = new Set([...FIRST, ...words, ...metrics.slice(0, METRICS)]);
@@ -127,11 +135,11 @@ function filterTable(query) {
   let problem = "";
   table.query = query;
   try {
-    table.tests = read(query);
+    table.test = read(query);
   } catch (error) {
     if (!(error instanceof FilterError)) throw error;
     problem = error.message;
-    table.tests = [() => false];
+    table.test = () => false;
   }
   table.invalid = problem !== "";
   byId("filter").setAttribute("aria-invalid", table.invalid);
@@ -163,7 +171,7 @@ function sortBy({ key, name, part }) {
 const shownColumns = () => [...table.columns.values()].filter(({ key }) => table.shown.has(key));
 function matches() {
   const front = new Set(state.scene.front),
-    passes = (trial) => table.tests.every((test) => test(trial)) && (!table.front || front.has(trial));
+    passes = (trial) => table.test(trial) && (!table.front || front.has(trial));
   return sorted(DATA.trials.filter((trial) => isSelected(trial) && passes(trial)));
 }
 // The table's rows and columns, with whole numbers and a column of errors beside each metric.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from orchestrator.front.query import script_patterns
+from orchestrator.front.query import headings, script_patterns
 from orchestrator.report.section import SECTIONS, Section, Subject
 from orchestrator.report.trials import config_keys, metric_title
 from orchestrator.store.records import State
@@ -24,14 +24,19 @@ def trials(subject: Subject) -> dict[str, Any]:
     """The columns of the table, and the grammar of its filter.
 
     `columns`: in order, each with its key, name, kind of value and part: of a trial, a metric, or a
-    parameter of a setting. `patterns`: see `script_patterns`.
+    parameter of a setting. `patterns`, `headings`: see `script_patterns` and `headings`.
     """
     columns = [
         dict(zip(("key", "name", "kind", "part"), column, strict=True))
         for column in _columns(subject)
     ]
     flags = [column["key"] for column in columns if column["kind"] == _KINDS[bool]]
-    return {"columns": columns, "patterns": script_patterns(flags)}
+    keys = [column["key"] for column in columns]
+    return {
+        "columns": columns,
+        "patterns": script_patterns(flags, keys),
+        "headings": headings(keys),
+    }
 
 
 def _columns(subject: Subject) -> Iterator[tuple[str, str, str, str]]:
