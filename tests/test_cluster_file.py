@@ -1,5 +1,5 @@
-"""ray_cluster.yaml against Ray's own schema, as `ray up` reads it, and the on-prem form that its
-comments give.
+"""ray_cluster.yaml and docs/cluster/ray_gcp.yaml against Ray's own schema, as `ray up` reads them, and the
+on-prem form that the comments of the first give; the images that nodes get.
 """
 
 from __future__ import annotations
@@ -86,3 +86,59 @@ def test_every_node_runs_the_pinned_project() -> None:
     assert all(
         "stop" in config[key][0] for key in ("head_start_ray_commands", "worker_start_ray_commands")
     )
+
+
+GCP = FILE.parent / "docs" / "cluster" / "ray_gcp.yaml"
+
+
+def python_of(release: str) -> tuple[int, int]:
+    """The Python of an Ubuntu release."""
+    return {"18.04": (3, 6), "20.04": (3, 8), "22.04": (3, 10), "24.04": (3, 12)}[release]
+
+
+def images(config: dict[str, Any]) -> dict[str, str]:
+    """The image of each type of node on AWS, as `ray up` resolves it: Ray's own where none is
+    named.
+    """
+    pytest.importorskip("boto3")
+    from ray.autoscaler._private.aws.config import _check_ami
+    from ray.autoscaler._private.util import prepare_config
+
+    prepared = prepare_config(config)
+    _check_ami(prepared)
+    return {
+        name: kind["node_config"]["ImageId"]
+        for name, kind in prepared["available_node_types"].items()
+    }
+
+
+def test_nodes_on_aws_have_an_image_whose_python_runs_the_project() -> None:
+    from ray.autoscaler._private.aws.config import DEFAULT_AMI
+
+    found = images(cloud())
+    assert found.keys() == {"head", "gpu"}
+    (image,) = set(found.values())
+    assert re.fullmatch("ami-[0-9a-f]{17}", image)
+    assert image not in DEFAULT_AMI.values(), "Ray's own is Ubuntu 18.04"
+    release = re.search(r"AMI \(Ubuntu ([\d.]+)\)", FILE.read_text())
+    assert release
+    assert python_of(release[1]) >= (3, 11)
+    without = cloud()
+    for kind in without["available_node_types"].values():
+        del kind["node_config"]["ImageId"]
+    assert set(images(without).values()) == {DEFAULT_AMI["us-east-1"]}, "it would have been seen"
+
+
+def test_the_cluster_on_google_cloud_is_valid_and_its_images_run_the_project() -> None:
+    config = yaml.safe_load(GCP.read_text())
+    assert_valid(config)
+    shared = cloud()
+    for key in ("setup_commands", "file_mounts", "rsync_exclude", "worker_start_ray_commands"):
+        assert config[key] == shared[key]
+    for kind in config["available_node_types"].values():
+        (disk,) = kind["node_config"]["disks"]
+        release = re.search(r"-(\d\d)(\d\d)-", disk["initializeParams"]["sourceImage"])
+        assert release
+        assert python_of(f"{release[1]}.{release[2]}") >= (3, 11)
+    (account,) = config["available_node_types"]["gpu"]["node_config"]["serviceAccounts"]
+    assert config["provider"]["project_id"] in account["email"]
