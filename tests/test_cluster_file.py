@@ -105,7 +105,7 @@ def images(config: dict[str, Any]) -> dict[str, str]:
     from ray.autoscaler._private.util import prepare_config
 
     prepared = prepare_config(config)
-    _check_ami(prepared)
+    _check_ami(prepared)  # type: ignore[no-untyped-call]
     return {
         name: kind["node_config"]["ImageId"]
         for name, kind in prepared["available_node_types"].items()

@@ -68,7 +68,10 @@ def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> s
     table. MLflow folds all but 100 pixels of it: a line and three rows. runs: ids by the trial's
     number.
     """
-    all_trials = f"[All trials]({trials_link(sweep.identity, experiment_id)})"
+    all_trials = (
+        f"[All trials]({trials_link(sweep.identity, experiment_id)}), "
+        f"[charts]({charts_link(sweep.identity, experiment_id)})"
+    )
     front = [runs[record.number] for record in front_records(sweep)]
     if not front:
         return f"{all_trials}. No trial is on the front yet."
