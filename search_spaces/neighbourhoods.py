@@ -100,6 +100,8 @@ class Neighbourhood(Params, ABC):
     never_stricter: ClassVar[bool] = True
     reads_codebook: ClassVar[bool] = False  # `NeighbourTables.codebook` is needed
     reads_ranking: ClassVar[bool] = False  # `NeighbourTables.ranking` saves time
+    # Whether p must be given: drafts are then sampled, not the drafter's top tokens.
+    needs_sampled: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -152,7 +152,19 @@ class DecodingConfig:
         self.drafter.check_tree(self.policy)
         with at("acceptance"):
             self.acceptance.schedule.checked_omegas(self.policy.bounds.depth)
+            self._check_neighbourhood()
             self._check_verification()
+
+    def _check_neighbourhood(self) -> None:
+        """Raises ConfigError if the rule reads the probs of drafts that are not sampled."""
+        neighbourhood = self.acceptance.neighbourhood
+        fixed = self.policy.fixed
+        if neighbourhood.needs_sampled and (fixed is None or not fixed.sampled):
+            problem = (
+                f"{neighbourhood.kind!r} compares the target with the probs that drafts were "
+                "sampled from; use a fixed tree with children: sampled"
+            )
+            raise ConfigError(("neighbourhood",), problem)
 
     def _check_verification(self) -> None:
         """Raises ConfigError if drafts are verified together that are not a chain, or that depend

@@ -17,12 +17,15 @@ from search_spaces.neighbourhoods import (
     NeighbourTables,
     NoNeighbourhood,
 )
+from search_spaces.rules.fuzzy import Fuzzy
 from search_spaces.rules.grouped import Grouped
+from search_spaces.rules.typical import Typical
 from search_spaces.schedules import Constant, Exponential, Linear, Schedule
 from tests.oracles import rules
 
 UNIT = 64
-KINDS = ("none", "tvd", "jsd", "multiplicative", "grouped")
+KINDS = ("none", "tvd", "jsd", "multiplicative", "grouped", "typical", "fuzzy")
+DIVERGENCES = ("tvd", "kl", "reverse_kl", "jsd")
 SCHEDULES: tuple[Schedule, ...] = (
     Constant(1.0),
     Constant(1.5),
@@ -71,6 +74,10 @@ def to_neighbourhood(plain: rules.Rule) -> Neighbourhood:
         return Additive(k=plain.k, delta=plain.delta, divergence="jsd")
     if plain.kind == "multiplicative":
         return Multiplicative(k=plain.k, lam=plain.lam)
+    if plain.kind == "typical":
+        return Typical(plain.epsilon, plain.alpha)
+    if plain.kind == "fuzzy":
+        return Fuzzy.from_mapping({"distance": plain.threshold, "divergence": plain.divergence})
     return Grouped(plain.below, plain.above, plain.tolerance, plain.radius)
 
 
@@ -103,6 +110,10 @@ def dyadic_case(draw: st.DrawFn, kind: str) -> Case:
         tolerance=draw(st.integers(0, 24)) / UNIT,
         radius=float(draw(st.integers(0, 9))),
         codebook=rng.integers(0, 4, size=(codes, 2)).astype(float).tolist(),
+        epsilon=draw(st.integers(1, UNIT)) / UNIT,
+        alpha=draw(st.integers(1, UNIT)) / UNIT,
+        threshold=draw(st.integers(0, UNIT)) / UNIT,
+        divergence=draw(st.sampled_from(DIVERGENCES)),
     )
     levels = draw(st.integers(1, 5))
     schedule = draw(st.sampled_from(SCHEDULES))
@@ -136,6 +147,10 @@ def generic_case(draw: st.DrawFn, kind: str) -> Case:
         codebook=[
             [float(c) for c in row] for row in rng.normal(size=(codes, 3)).astype(np.float32)
         ],
+        epsilon=float(rng.uniform(0.01, 1)),
+        alpha=float(rng.uniform(0.01, 1)),
+        threshold=float(rng.exponential(0.5)),
+        divergence=str(rng.choice(DIVERGENCES)),
     )
     levels = int(rng.integers(1, 7))
     schedule = SCHEDULES[int(rng.integers(len(SCHEDULES)))]
@@ -150,10 +165,14 @@ def generic_case(draw: st.DrawFn, kind: str) -> Case:
     )
 
 
-def margin(plain: rules.Rule, r: Sequence[float]) -> float:
+def margin(plain: rules.Rule, r: Sequence[float], p: Sequence[float]) -> float:
     """How far the nearest comparison with a bound is from an equality: what fp32 must not be asked
     to decide.
     """
+    if plain.kind == "typical":
+        return min(abs(mass - rules.typical_threshold(plain, r)) for mass in r)
+    if plain.kind == "fuzzy":
+        return abs(rules.distance(plain, r, p) - plain.threshold)
     gaps = [1.0]
     for x in range(len(r)):
         running = 0.0

@@ -5,7 +5,8 @@ are lists of floats over the codebook; a proposal of ``None`` is a point mass on
 child taken deterministically).
 
 Sources: Leviathan et al. 2023 (exact rule), LANTERN (additive; TVD and JSD), LANTERN++
-(multiplicative), Cool-SD Thm 2 (optimal resampling, schedules), GSD (grouped).
+(multiplicative), Cool-SD Thm 2 (optimal resampling, schedules), GSD (grouped), Medusa (typical),
+FSD (fuzzy).
 """
 
 import math
@@ -22,7 +23,7 @@ class Rule:
     ``order[x]`` lists the codebook by increasing distance from x, x first; ``k`` counts x itself.
     """
 
-    kind: str = "none"  # none | tvd | jsd | multiplicative | grouped
+    kind: str = "none"  # none | tvd | jsd | multiplicative | grouped | typical | fuzzy
     resampling: str = "optimal"  # optimal | paper
     k: int = 1
     delta: float = 0.0
@@ -33,6 +34,15 @@ class Rule:
     tolerance: float = 0.15
     radius: float = 0.5
     codebook: Sequence[Sequence[float]] = ()
+    epsilon: float = 0.09
+    alpha: float = 0.3
+    threshold: float = 0.0
+    divergence: str = "tvd"  # of a fuzzy rule: tvd | kl | reverse_kl | jsd
+
+    @property
+    def is_threshold(self) -> bool:
+        """Whether a test decides alone, so that a draft is accepted with probability 0 or omega."""
+        return self.kind in ("typical", "fuzzy")
 
 
 # --- schedules -------------------------------------------------------------------------------------------------------
@@ -76,7 +86,7 @@ def jsd_of_move(r_x: float, moved: float) -> float:
 
 def members(rule: Rule, r: Sequence[float], x: int) -> list[int]:
     """The admitted neighbours A of x, x itself left out."""
-    if rule.kind == "none":
+    if rule.kind == "none" or rule.is_threshold:
         return []
     if rule.kind == "grouped":
         return _group(rule, r, x)
@@ -116,10 +126,43 @@ def _group(rule: Rule, r: Sequence[float], x: int) -> list[int]:
     return near
 
 
+def typical_threshold(rule: Rule, r: Sequence[float]) -> float:
+    """min(epsilon, alpha exp(-H)), with H = -sum r log(r + 1e-5)."""
+    entropy = -math.fsum(mass * math.log(mass + 1e-5) for mass in r)
+    return min(rule.epsilon, rule.alpha * math.exp(-entropy))
+
+
+def distance(rule: Rule, r: Sequence[float], p: Sequence[float]) -> float:
+    """How far target and drafter are apart, for a fuzzy rule."""
+
+    def kl(a: Sequence[float], b: Sequence[float]) -> float:
+        terms = []
+        for x, y in zip(a, b, strict=True):
+            if x > 0 and y == 0:
+                return math.inf
+            terms.append(x * math.log(x / y) if x > 0 else 0.0)
+        return math.fsum(terms)
+
+    if rule.divergence == "tvd":
+        return math.fsum(max(0.0, a - b) for a, b in zip(r, p, strict=True))
+    if rule.divergence == "kl":
+        return kl(r, p)
+    if rule.divergence == "reverse_kl":
+        return kl(p, r)
+    middle = [(a + b) / 2 for a, b in zip(r, p, strict=True)]
+    return kl(r, middle) / 2 + kl(p, middle) / 2
+
+
 def neighbourhood_mass(
     rule: Rule, r: Sequence[float], p: Sequence[float] | None, x: int
 ) -> tuple[float, float]:
     """(S_r(x), the proposal mass it is compared with)."""
+    if rule.kind == "typical":
+        proposal = 1.0 if p is None else p[x]
+        return (proposal if r[x] > typical_threshold(rule, r) else 0.0), proposal
+    if rule.kind == "fuzzy":
+        assert p is not None
+        return (p[x] if distance(rule, r, p) <= rule.threshold else 0.0), p[x]
     admitted = members(rule, r, x)
     mass = r[x] + sum(r[y] for y in admitted)
     if p is None:
@@ -171,6 +214,8 @@ def paper_mass(
     A neighbourhood that can never admit anybody (k = 1, a zero bound) is none, where the papers do
     the optimal thing.
     """
+    if rule.is_threshold:
+        return list(r)
     empty = {
         "none": True,
         "tvd": not rule.delta,
@@ -215,8 +260,8 @@ def normalised(mass: Sequence[float]) -> Probs:
 
 
 def greedy(rule: Rule, q: Sequence[float], x: int, omega: float) -> bool:
-    """x is kept iff omega S(x) reaches every code outside S(x). GSD has no greedy form: there S(x)
-    = q(x).
+    """x is kept iff omega S(x) reaches every code outside S(x). GSD has no greedy form, nor have
+    rules that are a threshold: there S(x) = q(x).
     """
     admitted = [] if rule.kind == "grouped" else members(rule, q, x)
     mass = q[x] + sum(q[y] for y in admitted)

@@ -21,7 +21,9 @@ from search_spaces.neighbourhoods import (
     NeighbourTables,
     NoNeighbourhood,
 )
+from search_spaces.rules.fuzzy import Fuzzy
 from search_spaces.rules.grouped import Grouped
+from search_spaces.rules.typical import Typical
 from search_spaces.schedules import Constant, Exponential, Schedule
 
 CODES = 6
@@ -38,6 +40,8 @@ RULES: list[Neighbourhood] = [
     Multiplicative(4, 2.0),
     Grouped(),
     Grouped(below=0, above=9, tolerance=1.0, radius=9.0),
+    Typical(),
+    Fuzzy(0.3),
 ]
 SCHEDULES: list[Schedule] = [Constant(), Constant(0.5), Exponential(1.1, 0.5)]
 
@@ -74,7 +78,7 @@ def test_masses_of_no_rows(
     neighbourhood: Neighbourhood, tables: NeighbourTables, is_sampled: bool
 ) -> None:
     r = torch.rand(2, CODES).softmax(1)
-    p = r.flip(1) if is_sampled else None
+    p = r.flip(1) if is_sampled or neighbourhood.needs_sampled else None
     x = torch.tensor([1, 4])
 
     def first(rows: int) -> tuple[Tensor, Tensor | None, NeighbourTables]:
@@ -105,7 +109,7 @@ def test_rules_on_no_rows(
 
     def outcome(rows: int) -> object:
         r, x, omega = probs[:rows], torch.tensor([1, 4])[:rows], torch.tensor([1.1, 0.5])[:rows]
-        p = r.flip(1) if is_sampled else None
+        p = r.flip(1) if is_sampled or neighbourhood.needs_sampled else None
         mass = neighbourhood.mass(r, p, x, TABLES)
         residual = rule.residual(r, p, x, omega, mass, TABLES)
         stripped = mass.without_neighbours(r)

@@ -100,10 +100,10 @@ def test_one_section_may_hold_several_choices() -> None:
     ("given", "message"),
     [
         ({"neighbourhood": "aditive"},
-         "neighbourhood: must be one of none, additive, multiplicative, grouped, or a plugin's (--plugin MODULE), "
+         "neighbourhood: must be one of none, additive, multiplicative, grouped, fuzzy, typical, or a plugin's (--plugin MODULE), "
          "got 'aditive'; did you mean 'additive'?"),
         ({"neighbourhood": None},
-         "neighbourhood: must be one of none, additive, multiplicative, grouped, or a plugin's (--plugin MODULE), "
+         "neighbourhood: must be one of none, additive, multiplicative, grouped, fuzzy, typical, or a plugin's (--plugin MODULE), "
          "got None"),
         ({"neighbourhood": "additive", "k": 3, "lambda": 2},
          "lambda: not a key of neighbourhood 'additive' but of 'multiplicative'; "

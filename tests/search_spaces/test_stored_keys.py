@@ -36,6 +36,8 @@ KEYS = {
     "vanilla": ("8a7b3436a355e15b", "286d00768d392820"),
     "speculative_block": ("17e4016451f59fc0", "8c58fddce393aef5"),
     "medusa": ("4f148ab075f02ba1", "e1476d832f8f10d9"),
+    "typical": ("26d8aa7f5f98bbe5", "9608a588b065b5e1"),
+    "fsd": ("f8a8938bb992a143", "d3cc12b806e3d0ff"),
     "eagle2": ("24ea549951cdde5e", "b04488239654484e"),
     "eagle3": ("3f66ea48f339de73", "1cb496d1c3fbecb9"),
     "lantern": ("5a7caa873631f627", "0aaa67d2c0ea1eca"),

@@ -354,7 +354,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (
         {**EAGLE2, "acceptance": {"delta": 0.5}},
         (
-            "acceptance.delta: not a key of neighbourhood 'none' but of 'additive'; "
+            "acceptance.delta: not a key of neighbourhood 'none' but of 'additive', 'typical'; "
             "known keys: neighbourhood, schedule, verification, resampling, budget"
         ),
     ),
@@ -609,7 +609,7 @@ def test_what_a_step_costs_changes_its_shape(first: DecodingConfig, second: Deco
 
 
 def test_presets_carry_the_papers_names() -> None:
-    wanted = """vanilla speculative medusa eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
+    wanted = """vanilla speculative medusa typical fsd eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
         adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block sjd sjd_block sjd_sv gsd
         scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal sjd_pac
@@ -648,6 +648,8 @@ def test_which_presets_are_lossless() -> None:
         "cool_linear",
         "gsd",
         "sjd_sv",
+        "typical",
+        "fsd",
     }
     relaxed |= {"vvs", "vvs_dynamic"}
     assert is_relaxed == relaxed

@@ -20,7 +20,9 @@ import torch
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import Eagle
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
+from search_spaces.rules.fuzzy import Fuzzy
 from search_spaces.rules.grouped import Grouped
+from search_spaces.rules.typical import Typical
 from search_spaces.schedules import Constant, Exponential, Linear
 from search_spaces.trees import Static
 from search_spaces.trial import DecodingConfig, Sampling
@@ -57,7 +59,10 @@ RULES: dict[str, tuple[AcceptanceRule, rules.Rule]] = {
         rules.Rule("multiplicative", k=4, lam=2.0, order=ORDER),
     ),
     "grouped": (AcceptanceRule(GROUP), IN_GROUPS),
+    "typical": (AcceptanceRule(Typical(0.2, 0.6)), rules.Rule("typical", epsilon=0.2, alpha=0.6)),
 }
+# rules for sampled drafts alone
+OF_SAMPLES = {"fuzzy": (AcceptanceRule(Fuzzy(0.3)), rules.Rule("fuzzy", threshold=0.3))}
 
 SETTINGS = [(name, "optimal") for name in RULES] + [
     (name, "paper") for name, (rule, _) in RULES.items() if not rule.neighbourhood.exact
@@ -116,13 +121,16 @@ def count_rounds(engine: tabular.TabularEngine) -> np.ndarray:
     return counts
 
 
+CASES = [(*setting, children) for setting in SETTINGS for children in ("sampled", "top")]
+CASES += [(name, kind, "sampled") for name in OF_SAMPLES for kind in ("paper", "optimal")]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("children", ["sampled", "top"])
-@pytest.mark.parametrize(("name", "resampling"), SETTINGS)
+@pytest.mark.parametrize(("name", "resampling", "children"), CASES)
 def test_a_round_emits_the_enumerated_distribution(
     name: str, resampling: Literal["paper", "optimal"], children: Literal["sampled", "top"]
 ) -> None:
-    fast, plain = RULES[name]
+    fast, plain = (RULES | OF_SAMPLES)[name]
     fast, plain = replace(fast, resampling=resampling), replace(plain, resampling=resampling)
     sampling = Sampling(top_k=3) if name in ("uniform", "lantern++") else Sampling()
     config = DecodingConfig(Eagle(), Static(paths=PATHS, children=children), fast, sampling)

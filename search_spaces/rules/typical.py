@@ -1,0 +1,87 @@
+"""The threshold test of Medusa's typical acceptance. Shapes as in `neighbourhoods`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from search_spaces.neighbourhoods import (
+    NEIGHBOURHOODS,
+    NO_NEIGHBOURHOOD,
+    Neighbourhood,
+    NeighbourhoodMass,
+    NeighbourTables,
+    gather_probs,
+)
+from search_spaces.params import Range, Symbol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SMALLEST = 1e-5  # added to probs in the logarithm of the entropy, as in Medusa's code
+
+
+@NEIGHBOURHOODS.register
+@dataclass(frozen=True, slots=True)
+class Typical(Neighbourhood):
+    """Medusa: a token is accepted iff r(x) > min(epsilon, delta exp(-H(r))), H in nats, without a
+    random number. After a rejection a token is sampled from r itself.
+
+    The names are the paper's; its code calls delta `posterior_alpha`. The test does not read the
+    draft's probs. Medusa then takes the longest accepted path of a tree, here children are tested
+    in their order, and the first accepted one is taken. At temperature 0 it accepts the most likely
+    token alone, as the exact rule does.
+    """
+
+    kind: ClassVar[str] = "typical"
+    short: ClassVar[str] = "typ"
+    summary: ClassVar[str] = (
+        "a draft is accepted if the target gives it more than {epsilon}, or less where the target "
+        "is unsure"
+    )
+    paper: ClassVar[str] = "Medusa (arXiv:2401.10774)"
+    never_stricter: ClassVar[bool] = False
+    epsilon: Annotated[
+        float,
+        "probability above which a token is always accepted",
+        Range(0, 1, open_low=True),
+        Symbol("e"),
+    ] = 0.09
+    delta: Annotated[
+        float,
+        "threshold where the target is sure; it falls with exp(-entropy)",
+        Range(0, 1, open_low=True),
+        Symbol("d"),
+    ] = 0.3
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    @property
+    def at_temperature_zero(self) -> Neighbourhood:
+        return NO_NEIGHBOURHOOD
+
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
+        own = gather_probs(r, x)
+        proposal = own.new_ones(own.shape) if p is None else gather_probs(p, x)
+        return NeighbourhoodMass(proposal * (own > self._threshold(r)[:, 0]), proposal)
+
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
+        proposal = r.new_ones(r.shape) if p is None else p
+        return proposal * (r > self._threshold(r)), proposal
+
+    def paper_residual(
+        self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
+    ) -> Tensor | None:
+        """r: the target's own probs, whatever was rejected."""
+        return r
+
+    def _threshold(self, r: Tensor) -> Tensor:
+        """The least probability of an accepted token [B, 1]."""
+        negative_entropy = (r * (r + _SMALLEST).log()).sum(1, keepdim=True)
+        return (self.delta * negative_entropy.exp()).clamp_max(self.epsilon)
