@@ -48,6 +48,8 @@ _PAPERS = "papers/"
 VANILLA = "vanilla"
 # Keys that may change when a sweep is resumed; so may models.file.
 _CHANGEABLE = ("budget", "about", "name")
+# Sections that may be a plain text, and the key that it is of.
+_PLAIN_SECTIONS = {"models": "file", "reference": "source"}
 _OBJECTIVES = (2, 3)  # numbers of objectives that a front can have
 DEFAULT_OBJECTIVES = (Objective("speedup", "maximize"), Objective("fid", "minimize"))
 
@@ -302,9 +304,14 @@ class SweepConfig:
 
 def _read_document(text: str | bytes, file: str, overrides: Mapping[str, Any] | None) -> Document:
     document = read_document(text, file)
-    if isinstance(document.data, dict) and isinstance(models := document.data.get("models"), str):
-        # As a mapping, so that --models can replace the file alone.
-        document = replace(document, data={**document.data, "models": {"file": models}})
+    if isinstance(document.data, dict):
+        # As mappings, so that --models and --set can replace single keys.
+        plain = {
+            section: {key: document.data[section]}
+            for section, key in _PLAIN_SECTIONS.items()
+            if isinstance(document.data.get(section), str)
+        }
+        document = replace(document, data={**document.data, **plain})
     for key, value in (overrides or {}).items():
         document = document.with_override(key, value)
     return document

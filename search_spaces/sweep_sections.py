@@ -92,13 +92,19 @@ class Captions(Params):
 
 @dataclass(frozen=True, slots=True)
 class Reference(Params):
-    """The real images of `fid`."""
+    """The real images of `fid`. `reference: TEXT` is short for `reference: {source: TEXT}`."""
 
     source: Annotated[
         str, "'scenes', a folder of images, a reference.parquet, or 'none' (then without fid)"
     ] = "scenes"
     count: Annotated[int, "number of images, at most", Range(1, 10_000_000)] = 4096
     seed: Annotated[int, "seed of the scenes", _SEEDS] = 2
+
+    @classmethod
+    def from_mapping(cls, mapping: object) -> Reference:
+        if isinstance(mapping, str):
+            mapping = {"source": mapping}
+        return super(Reference, cls).from_mapping(mapping)
 
 
 @dataclass(frozen=True, slots=True)

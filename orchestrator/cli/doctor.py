@@ -4,14 +4,18 @@ sweep.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from orchestrator import options as o
 from orchestrator.cli.text import show
 from orchestrator.errors import FAILED, WRONG_USAGE, ends_with
+
+if TYPE_CHECKING:
+    from orchestrator.doctor.gpus import Gpu
 
 EPILOG = """\b
 Examples:
@@ -37,7 +41,10 @@ class Examined:
     )
     batch: int = o.option("For --models: images generated together.", "N", default=1, min=1)
     gpus: int | None = o.option(
-        "For --plan: number of GPUs. Default: this machine's, else 1.", "N", min=1
+        "For --plan: number of GPUs. Default: this machine's. Without a GPU and without these "
+        "options, the plan is of this CPU, which is timed.",
+        "N",
+        min=1,
     )
     gpu_memory: float | None = o.option(
         "For --plan: memory of each GPU. Default: this machine's, else 80.",
@@ -94,23 +101,36 @@ def doctor(
 
 def _plan(space: str, options: Examined) -> tuple[dict[str, Any], list[str]]:
     """The plan of a sweep as data and as lines of text."""
-    from orchestrator.doctor import gpus, machine
+    from orchestrator.doctor import machine
     from orchestrator.doctor import plan as plans
     from search_spaces.sweep import SweepConfig
 
     here = machine.torch_facts()["devices"]
+    changes = {} if options.models is None else {"models.file": options.models}
+    sweep = SweepConfig.read(space, changes)
+    gpu, count = _workers(options, here)
+    with sweep.locate_errors():
+        with o.show_notes():
+            shapes = plans.models_for_plan(sweep, "cuda" if gpu.has_graphs else "cpu")
+        findings = plans.plan(sweep, shapes, count, gpu, options.accepted_length)
+    return findings, plans.describe_plan(findings)
+
+
+def _workers(options: Examined, here: Sequence[Mapping[str, Any]]) -> tuple[Gpu, int]:
+    """What the workers of a plan compute with, and their number: GPUs, or the cores of a machine
+    without any if no option is about GPUs. here: this machine's GPUs.
+    """
+    from orchestrator.doctor.cpu import Cpu
+    from orchestrator.doctor.gpus import GIB, gpu_of
+    from workers.runtime.process import cores
+
+    asked = (options.gpus, options.gpu_memory, options.gpu_bandwidth, options.gpu_compute)
+    if not here and asked == (None, None, None, None):
+        return Cpu.here(), cores()
     memory = options.gpu_memory
     device = ""
     if not memory and here:
-        memory = here[0]["memory_bytes"] / gpus.GIB
+        memory = here[0]["memory_bytes"] / GIB
         device = str(here[0]["name"])
-    changes = {} if options.models is None else {"models.file": options.models}
-    sweep = SweepConfig.read(space, changes)
-    gpu = gpus.gpu_of(memory or _DEFAULT_GIB, options.gpu_bandwidth, options.gpu_compute, device)
-    with sweep.locate_errors():
-        with o.show_notes():
-            shapes = plans.models_for_plan(sweep)
-        findings = plans.plan(
-            sweep, shapes, options.gpus or len(here) or 1, gpu, options.accepted_length
-        )
-    return findings, plans.describe_plan(findings)
+    gpu = gpu_of(memory or _DEFAULT_GIB, options.gpu_bandwidth, options.gpu_compute, device)
+    return gpu, options.gpus or len(here) or 1

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shlex
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +21,7 @@ from orchestrator.outputs import output_folder
 from workers.training import DRAFTERS
 
 if TYPE_CHECKING:
+    from workers.loading.models_yaml import Entry
     from workers.training.job import DrafterJob
 
 EPILOG = """\b
@@ -170,8 +173,35 @@ def train(drafters: Drafters, recipe: Recipe, run: Run) -> None:
     ):
         with o.show_notes():
             jobs = [recipe.job(kind) for kind in dict.fromkeys(drafters)]
+        weights = {}
         for job in jobs:
-            typer.echo(f"{job.kind}: {train_drafter(job, run, typer.echo)}")
+            weights[job.kind] = train_drafter(job, run, typer.echo)
+            typer.echo(f"{job.kind}: {weights[job.kind]}")
+    for line in _next_steps(jobs[0].entry, recipe.models, weights):
+        typer.echo(line)
+
+
+def _next_steps(entry: Entry, models: str | None, weights: Mapping[str, Path]) -> list[str]:
+    """The line of a models.yaml that names the drafters, and a command that checks it. entry: of
+    the target. models: as --models names it.
+    """
+    drafters = ", ".join(
+        f"{kind}: {json.dumps(str(path.absolute()))}" for kind, path in weights.items()
+    )
+    if entry.where:
+        file = entry.where.rpartition(":")[0]
+        return [
+            f"in {file}, under {entry.name}:",
+            f"  drafters: {{{drafters}}}",
+            f"next: specfrontier doctor --models {shlex.quote(f'{file}#{entry.name}')}",
+        ]
+    keys = {"family": entry.family.kind, **entry.family.to_mapping()}
+    target = ", ".join(f"{key}: {json.dumps(value)}" for key, value in keys.items())
+    return [
+        "in a models.yaml:",
+        f"  mine: {{{target}, drafters: {{{drafters}}}}}",
+        "next: specfrontier doctor --models models.yaml#mine",
+    ]
 
 
 def train_drafter(job: DrafterJob, run: Run, log: Callable[[str], None] = print) -> Path:

@@ -5,6 +5,7 @@ launching its kernels one by one.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from workers.loading.dry_run import Footprint, Work
 
@@ -24,6 +25,8 @@ class Gpu:
     bandwidth: float  # bytes/s
     compute: float  # 16-bit operations/s
 
+    has_graphs: ClassVar[bool] = True  # whether passes are CUDA graphs
+
     def seconds(self, work: Work) -> float:
         """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same
         time.
@@ -35,6 +38,16 @@ class Gpu:
     def seconds_per_image(self, found: Footprint, passes: float, batch: int) -> float:
         """Seconds for each image of a batch, without the decoding of its tokens."""
         return (self.seconds(found.prefill) + passes * self.seconds(found.one_pass)) / batch
+
+    @property
+    def assumption(self) -> str:
+        """What a plan assumes of its speed."""
+        return (
+            f"each GPU moves {self.bandwidth / 1e9:.0f} GB/s and computes "
+            f"{self.compute / 1e12:.0f} TFLOP/s ({self.name}); {BANDWIDTH_SHARE:.0%} and "
+            f"{COMPUTE_SHARE:.0%} of that are reached; launching a kernel takes "
+            f"{KERNEL_LAUNCH_S * 1e6:.0f} µs; a pass takes as long as the slowest of the three"
+        )
 
 
 #: From data sheets (dense bfloat16).

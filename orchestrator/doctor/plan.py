@@ -17,7 +17,7 @@ from typing import Any, Self
 import torch
 
 from orchestrator.doctor.checkup import describe_memory, memory_parts
-from orchestrator.doctor.gpus import BANDWIDTH_SHARE, COMPUTE_SHARE, KERNEL_LAUNCH_S, Gpu
+from orchestrator.doctor.gpus import Gpu
 from orchestrator.launch.inspection import models_entry
 from orchestrator.replay.predict import random_settings
 from orchestrator.run.timing import planned_sizes, session_of
@@ -177,21 +177,21 @@ class Workload:
         }
 
 
-def models_for_plan(sweep: SweepConfig) -> Models:
-    """The sweep's models on the meta device, in the dtype of a GPU: by their files, or by the
-    published architecture.
+def models_for_plan(sweep: SweepConfig, device: str = "cuda") -> Models:
+    """The sweep's models on the meta device, in the dtype of a kind of device: by their files, or
+    by the published architecture.
 
     Raises:
         ValueError: no such entry or folder; a file is damaged; or nothing determines the
             architecture.
     """
     entry = models_entry(sweep, published=True)
-    return shape_only_models(entry, entry.dtype_on(torch.device("cuda")))
+    return shape_only_models(entry, entry.dtype_on(torch.device(device)))
 
 
-def _with_batch(sweep: SweepConfig, shapes: Models, memory: int) -> SweepConfig:
+def _with_batch(sweep: SweepConfig, shapes: Models, memory: int | None) -> SweepConfig:
     """A resolved sweep with the batch size of its heaviest setting in place of `auto`. memory:
-    bytes of a GPU.
+    bytes of a GPU; None: a CPU.
     """
     if isinstance(sweep.quality.batch, int):
         return sweep
@@ -224,7 +224,7 @@ def _image_counts(sweep: SweepConfig) -> dict[str, int]:
 def plan(
     sweep: SweepConfig, shapes: Models, gpus: int, gpu: Gpu, accepted: float
 ) -> dict[str, Any]:
-    """What a sweep of these models needs on `gpus` GPUs, as plain data.
+    """What a sweep of these models needs on `gpus` GPUs, or workers of a CPU, as plain data.
 
     accepted: mean accepted length of all trials except vanilla.
 
@@ -235,22 +235,19 @@ def plan(
     target = shapes.target
     nets = network_bytes(sweep, models_entry(sweep, published=True))
     available = gpu.memory - RESERVED_BYTES - nets
-    sweep = _with_batch(sweep.resolve(target.sampling), shapes, available)
+    sweep = sweep.resolve(target.sampling)
+    sweep = _with_batch(sweep, shapes, available if gpu.has_graphs else None)
     work = Workload.of(sweep, shapes, available)
     batches = work.batches
-    small = work.in_session(1)
-    big = work.big
+    held = partial(_held, gpu)
+    small = held(work.in_session(1))
+    big = held(work.big)
     largest = max(work.sessions.sizes, default=1)
-    session = work.in_session(largest)
+    session = held(work.in_session(largest))
     smallest = 0
     if work.sessions.sizes:  # two settings of a session must fit together
-        smallest = work.in_session(min(2, largest)).bytes
-    # two batch sizes show how memory grows
-    other = small
-    at = batches["timing"]
-    if at == batches["quality"]:
-        at *= 2
-        other = footprint(work.shapes, work.config, at, 1).with_graphs()
+        smallest = held(work.in_session(min(2, largest))).bytes
+    at, other = _at_another_batch(work)
     return {
         "sweep": sweep.name,
         "target": target.name,
@@ -265,7 +262,7 @@ def plan(
         },
         "fits": big.bytes <= available and smallest <= available,
         "largest batch": min(
-            largest_batch((at, needed(other)), (batches["quality"], needed(big)), available)
+            largest_batch((at, needed(held(other))), (batches["quality"], needed(big)), available)
             for needed in (_tokens_bytes, partial(_pictures_bytes, pictures=small.pictures))
         ),
         "images": work.images | {"timing": work.sessions.timed_images},
@@ -281,6 +278,21 @@ def plan(
             *_assumptions(gpu, work, session.bytes <= available),
         ],
     }
+
+
+def _held(gpu: Gpu, found: Footprint) -> Footprint:
+    """A footprint on a device: a CPU has no CUDA graphs."""
+    return found if gpu.has_graphs else replace(found, graphs=0)
+
+
+def _at_another_batch(work: Workload) -> tuple[int, Footprint]:
+    """A batch size other than that of quality, and the footprint there: two show how memory
+    grows.
+    """
+    at = work.batches["timing"]
+    if at != work.batches["quality"]:
+        return at, work.in_session(1)
+    return 2 * at, footprint(work.shapes, work.config, 2 * at, 1).with_graphs()
 
 
 def _tokens_bytes(found: Footprint) -> int:
@@ -313,17 +325,12 @@ def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
         )
     return [
         *(timed if sizes else []),
-        (
-            f"each GPU moves {gpu.bandwidth / 1e9:.0f} GB/s and computes {gpu.compute / 1e12:.0f} "
-            f"TFLOP/s ({gpu.name}); {BANDWIDTH_SHARE:.0%} and {COMPUTE_SHARE:.0%} of that are "
-            f"reached; launching a kernel takes {KERNEL_LAUNCH_S * 1e6:.0f} µs; a pass takes as "
-            "long as the slowest of the three"
-        ),
+        gpu.assumption,
         f"every trial except vanilla costs as much as {work.label}, with full caches",
         *(["lossless trials draw as many images as others; most need fewer"] if checks else []),
         (
-            f"{format_bytes(RESERVED_BYTES)} of each GPU are reserved for its context and "
-            "fragmentation; loading time and metric nets without files are not included"
+            f"{format_bytes(RESERVED_BYTES)} are reserved for the context and fragmentation of "
+            "each worker; loading time and metric nets without files are not included"
         ),
     ]
 

@@ -37,7 +37,7 @@ from workers.data.reference import FILE, check_reference
 from workers.data.shards import FORMAT
 from workers.loading.models import Capabilities
 from workers.metrics import fid
-from workers.metrics.definition import DINOV2, FEATURES, Metric
+from workers.metrics.definition import DINOV2, FEATURES, REFERENCE, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import Extractors, unavailable_metrics
 from workers.metrics.library import LibraryMetric, try_metric
@@ -47,6 +47,7 @@ from workers.models.checkpoint_files import collect_notes
 Check = Callable[[Inspection], object]
 
 _DEBIASED = "fid_debiased"
+_SCENES = "scenes"  # the source of captions, or of real images, that are built in
 
 
 def check(inspection: Inspection) -> None:
@@ -135,6 +136,24 @@ def _check_reference(inspection: Inspection) -> None:
             )
 
 
+def _note_reference(inspection: Inspection) -> None:
+    """A distance of images of other captions to the built-in scenes, which is a number without a
+    meaning.
+    """
+    sweep = inspection.request.sweep
+    source = sweep.captions.source
+    if source == _SCENES or sweep.reference.source != _SCENES:
+        return
+    names = dict.fromkeys(name for _, name in sweep.named_metrics)
+    distances = [name for name in names if REFERENCE in inspection.metrics[name].needs]
+    if distances:
+        inspection.notes.append(
+            f"{' and '.join(distances)}: images of {source} are compared with the built-in scenes; "
+            "if the captions describe something else, set reference.source to a folder of real "
+            "images of that, or `reference: none` and other objectives"
+        )
+
+
 def _check_stored_captions(inspection: Inspection) -> None:
     """Captions that have changed since the sweep started."""
     identity = inspection.identity
@@ -221,10 +240,11 @@ class _ImageCounts:
         if not self.are_enough(self.captions):
             numbers = range(self.captions, (self.width + 2) * BLOCKS)
             enough = next(number for number in numbers if self.are_enough(number))
+            samples = self.width // max(1, _replicate(self.captions)) + 1
             raise ConfigError(
                 (),
                 f"{self.metric} needs more images: {self.describe(self.captions)}; raise "
-                f"captions.count to at least {enough}",
+                f"captions.count to at least {enough}, or quality.samples to at least {samples}",
             )
 
     def check_rung(self, captions: int) -> None:
@@ -419,6 +439,7 @@ FILE_CHECKS: tuple[tuple[str, Check], ...] = (
     ("feature extractors", lambda inspection: inspection.extractors),
     ("captions", lambda inspection: inspection.captions),
     ("reference", _check_reference),
+    ("reference of other captions", _note_reference),
     ("sampling", lambda inspection: inspection.sweep),
     ("captions of the stored sweep", _check_stored_captions),
     ("metrics", _check_metrics),

@@ -65,6 +65,13 @@ def read(text: str, overrides: dict[str, Any] | None = None) -> SweepConfig:
     return SweepConfig.parse(text, "f", overrides)
 
 
+def test_a_reference_may_be_a_text() -> None:
+    assert read(SHORT + "reference: none\n").reference == Reference(source="none")
+    assert read(SHORT + "reference: photos\n", {"reference.count": 9}).reference == Reference(
+        source="photos", count=9
+    )
+
+
 def test_what_is_left_out_has_a_default() -> None:
     sweep = read(SHORT)
     assert (sweep.name, sweep.about, sweep.seed) == ("short", "", 0)

@@ -52,6 +52,11 @@ def test_options_of_a_drafters_training_are_passed_on(
     )
     assert run.mlflow
     assert f"eagle: {tmp_path / 'out' / 'eagle.safetensors'}" in result.out
+    (line,) = (line for line in result.out.splitlines() if "drafters:" in line)
+    (tmp_path / "models.yaml").write_text(line)
+    entry = read_entry(f"{tmp_path}/models.yaml", None)
+    assert entry.drafters["eagle"] == str(tmp_path / "out" / "eagle.safetensors")
+    assert f"specfrontier doctor --models models.yaml#{entry.name}" in result.out
     assert train("eagle", *words.split(), "--no-mlflow").code == 0
     assert (calls[1][1].mlflow, calls[1][1].resume) == (False, False)
 

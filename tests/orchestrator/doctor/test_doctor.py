@@ -19,6 +19,7 @@ import workers.models.families.scenes as scenes
 from orchestrator.cli.app import main
 from orchestrator.doctor import checkup, machine
 from orchestrator.doctor.checkup import available_memory
+from orchestrator.doctor.cpu import Cpu
 from orchestrator.doctor.gpus import Gpu
 from orchestrator.doctor.machine import (
     describe_machine,
@@ -480,6 +481,21 @@ def test_a_plan_needs_no_files(
     assert sum(line.startswith("  duration") for line in lines) == 2
     assert not any(line.startswith("  duration    at most") for line in lines)
     assert sum(line.startswith("  memory") for line in lines) == 2
+
+
+def test_without_a_gpu_the_plan_is_of_this_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cpu = Cpu("a CPU", 8 << 30, bandwidth=1e10, compute=5e10, operation_s=5e-6)
+    monkeypatch.setattr(Cpu, "here", lambda: cpu)
+    code, found = planned(tmp_path, monkeypatch, capsys)
+    assert code == 0
+    assert (found["gpus"], found["gpu"]["name"], found["dtype"]) == (cores(), "a CPU", "float32")
+    assert found["memory"]["quality"]["graphs"] == 0
+    assert any("one thread of this CPU (a CPU)" in line for line in found["assumed"])
+    code, other = planned(tmp_path, monkeypatch, capsys, "--gpus", "1")
+    assert found["time"][0]["hours"] > 10 * other["time"][0]["hours"]
+    assert "A100" in other["gpu"]["name"]
 
 
 def test_more_gpus_and_images_count(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+from orchestrator.doctor.cpu import Cpu
 from orchestrator.doctor.gpus import Gpu, gpu_of
 from workers.loading.dry_run import Work
 
@@ -15,6 +17,18 @@ def test_a_step_takes_as_long_as_its_slowest_part() -> None:
     assert gpu.seconds(Work(flops=1, moved=1, kernels=1000)) == pytest.approx(0.01)
     assert gpu_of(24).name == "assumed as fast as RTX 3090"
     assert gpu_of(80, bandwidth=3350, compute=990).compute == 990e12
+
+
+def test_a_cpu_begins_each_operation_after_the_one_before() -> None:
+    cpu = Cpu("c", 1 << 30, bandwidth=1e9, compute=1e10, operation_s=1e-5)
+    work = Work(flops=2 * 10**10, moved=10**9, kernels=1000)
+    assert cpu.seconds(work) == pytest.approx((0.01 + 2) / 0.45)
+    threads = torch.get_num_threads()
+    here = Cpu.here()
+    assert torch.get_num_threads() == threads
+    assert here.compute > 1e8
+    assert here.bandwidth > 1e8
+    assert 0 < here.operation_s < 0.01
 
 
 @pytest.mark.parametrize(

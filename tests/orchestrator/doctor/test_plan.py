@@ -112,7 +112,7 @@ def test_settings_of_a_session_share_the_memory(tmp_path: Path) -> None:
     are timed alone.
     """
     one, four = (
-        planned(tmp_path, LARGE.replace("LENGTHS", lengths))
+        planned(tmp_path, LARGE.replace("LENGTHS", lengths), "--gpus", "1")
         for lengths in ("6", "{low: 3, high: 6}")
     )
     assert [entry["timing sessions"]["settings of the largest"] for entry in (one, four)] == [2, 5]

@@ -95,6 +95,22 @@ def test_an_objective_against_vanilla_is_one_on_purpose() -> None:
     assert_passes(objectives=["speedup", {"metric": "drift", "against": "vanilla"}])
 
 
+def test_own_captions_against_the_built_in_scenes_have_a_note() -> None:
+    Path("own.txt").write_text("\n".join([GOOD] * 96))
+    plain = yaml.safe_load(SPACE) | {"captions": {"source": "own.txt", "count": 96}}
+
+    def notes(**sections: Any) -> list[str]:
+        sweep = SweepConfig.parse(yaml.safe_dump(plain | sections), "tested.yaml")
+        found = Inspection(LaunchRequest(LaunchOptions(mlflow=False), sweep, Storage("s")))
+        check(found)
+        return [note for note in found.notes if "own.txt" in note]
+
+    (note,) = notes()
+    assert_contains(note, ("fid", "built-in scenes", "reference.source", "reference: none"))
+    assert notes(reference="none", **UNTIMED) == []
+    assert notes(captions={"source": "scenes", "count": 96}) == []
+
+
 def test_a_resumed_sweep_with_other_files_is_refused_before_workers_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
