@@ -43,14 +43,16 @@ def measure(models: Models) -> dict[str, Any]:
 
 def draw(facts: dict[str, Any]) -> Picture:
     picture = Picture(
-        "Above: the budgets of five drafts under three schedules with the same mean. Below: the"
+        "Above: the factors ω of five drafts under three schedules with the same mean. Below: the"
         " share of passes in which each of them is tested.",
         356,
     )
-    picture.text(16, 24, "budget of each draft; the mean is 1.5", "bold")
+    picture.text(16, 24, "ω of each draft; the mean over the five is 1.5", "bold")
     base, scale = 168, 44.0
-    picture.path([(_LEFT - 26, base - scale), (_LEFT + 4 * _ACROSS + 26, base - scale)], "axis")
-    picture.text(_LEFT - 30, base - scale + 4, "exact: 1", "small soft end")
+    for level, words in ((0, "0"), (1, "exact: 1"), (2, "2"), (3, "3")):
+        y = base - scale * level
+        picture.path([(_LEFT - 26, y), (_LEFT + 4 * _ACROSS + 26, y)], "axis")
+        picture.text(_LEFT - 30, y + 4, words, "small soft end")
     for name, classes in _LOOKS.items():
         _draw_schedule(picture, name, facts["omegas"][name], base, scale, classes)
     picture.text(16, 196, "how often a draft is tested, exact rule", "bold")
@@ -61,9 +63,10 @@ def draw(facts: dict[str, Any]) -> Picture:
         picture.text(x, 275 - height, f"{100 * share:.0f} %", "small middle")
         picture.text(x, 295, f"draft {place + 1}", "small middle")
     lengths = facts["accepted_length"]
-    words = ", ".join(f"{name} {value:.2f}" for name, value in lengths.items())
-    picture.text(WIDTH / 2, 324, "tokens per pass", "bold middle")
-    picture.text(WIDTH / 2, 342, words, "small middle")
+    words = f"tokens per pass, mean of {facts['captions']} captions"
+    picture.text(WIDTH / 2, 324, words, "bold middle")
+    values = ", ".join(f"{name} {value:.2f}" for name, value in lengths.items())
+    picture.text(WIDTH / 2, 342, values, "small middle")
     return picture
 
 

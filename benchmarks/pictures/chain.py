@@ -60,15 +60,19 @@ def draw(facts: dict[str, Any]) -> Picture:
     picture = Picture(
         "Three passes, each with a chain of four drafts behind the last token: the accepted drafts,"
         " the first rejected one, and the token that the target adds.",
-        60 + 78 * len(facts["passes"]),
+        64 + 78 * len(facts["passes"]),
     )
-    for text, x in (("last token", 84), ("four drafts, with min(1, q / p)", 152), ("emitted", 350)):
+    for text, x in (
+        ("last token", 84),
+        ("drafts: code, min(1, q / p)", 152),
+        ("emitted", 350),
+    ):
         picture.text(x, 22, text, "small soft")
     for row, entry in enumerate(facts["passes"]):
         _draw_pass(picture, 36 + 78 * row, entry, facts["colours"])
     picture.text(
         WIDTH / 2,
-        48 + 78 * len(facts["passes"]),
+        51 + 78 * len(facts["passes"]),
         f"{facts['pass_count']} passes, {facts['accepted_length']:.2f} tokens each on average.",
         "middle",
     )
@@ -87,9 +91,10 @@ def _draw_pass(picture: Picture, y: float, entry: dict[str, Any], palette: dict[
         is_tested = place <= accepted
         with picture.group(opacity=None if is_tested else 0.35):
             swatch(picture, x, y, _SIDE, palette[str(code)])
-            if is_tested:
-                words = f"{100 * prob:.0f} %"
-                picture.text(x + _SIDE / 2, y + _SIDE + 14, words, "small middle")
+        picture.text(x + _SIDE / 2, y + _SIDE + 14, f"{code}", "small soft middle")
+        if is_tested:
+            words = f"{100 * prob:.0f} %"
+            picture.text(x + _SIDE / 2, y + _SIDE + 28, words, "small middle")
         if is_tested:
             mark_test(picture, x, y, _SIDE, is_accepted=place < accepted)
     picture.arrow(325, y + _SIDE / 2, 18)
@@ -101,3 +106,4 @@ def _draw_pass(picture: Picture, y: float, entry: dict[str, Any], palette: dict[
         picture.rect(x, y + 8, size, size, "new" if place == accepted else "yes", rx=3)
     words = "1 token" if accepted == 0 else f"{accepted + 1} tokens"
     picture.text(350, y + _SIDE + 14, words, "small")
+    picture.text(350, y + _SIDE + 28, f"sampled: {entry['last']}", "small soft")

@@ -54,7 +54,7 @@ def draw(facts: dict[str, Any]) -> Picture:
     picture = Picture(
         "Two charts over the number of drafts. The tokens per pass grow ever more slowly, the cost"
         " of a pass grows on, and their ratio, the speed-up, has a maximum.",
-        282,
+        300,
     )
     points = [point for name in _LENGTHS for point in facts[name]]
     largest = max(max(point["tokens"], point["cost"]) for point in points)
@@ -67,7 +67,7 @@ def draw(facts: dict[str, Any]) -> Picture:
         ("mark", "speed-up: their ratio"),
     )
     for row, (classes, words) in enumerate(entries):
-        y = 234 + 17 * row
+        y = 252 + 17 * row
         picture.path([(34, y - 4), (56, y - 4)], f"{classes}-line")
         picture.text(64, y, words, "small")
     return picture
@@ -97,6 +97,7 @@ def _draw_chart(
             picture.add("circle", cx=x, cy=y, r=2.5, class_=f"{classes}-fill")
     for x, point in zip(places, points, strict=True):
         picture.text(x, base + 15, f"{point['drafts']}", "small soft middle")
+    picture.text(left + width / 2, base + 31, "drafts per pass (uneven steps)", "small soft middle")
     x, best = max(zip(places, points, strict=True), key=lambda place: float(place[1]["speedup"]))
     picture.text(
         x, base - scale * best["speedup"] + 15, f"{best['speedup']:.2f}", "small bold middle"

@@ -89,18 +89,22 @@ def _sample(p: Tensor, accepted: Tensor, residual: Tensor) -> Tensor:
 def draw(facts: dict[str, Any]) -> Picture:
     picture = Picture(
         "Bars of nine codes. The accepted drafts and the samples after a rejection add up to the"
-        " target's probability of each code.",
-        336,
+        " target's probability q of each code. The accepted and the rejected drafts add up to the"
+        " drafter's probability p.",
+        371,
     )
     largest = max(max(entry["p"], entry["q"]) for entry in facts["codes"])
-    picture.text(22, 24, "one position, its nine likeliest codes", "small soft")
+    picture.text(
+        22, 24, "one position: the nine codes with the largest p + q, sorted by q", "small soft"
+    )
     base = 46 + _HEIGHT
     scale = _HEIGHT / largest
     for place, entry in enumerate(facts["codes"]):
-        x = 22 + 45 * place
-        _draw_code(picture, x, base, scale, entry)
+        _draw_code(picture, 36 + 44 * place, base, scale, entry)
+    for name, y in (("q", base + 36), ("p", base + 52)):
+        picture.text(16, y, name, "small bold")
     picture.path([(14, base), (WIDTH - 14, base)], "line")
-    _draw_legend(picture, base + 56, facts)
+    _draw_legend(picture, base + 73, facts)
     return picture
 
 
@@ -120,7 +124,8 @@ def _draw_code(
     picture.path([(x - 4, top), (x + width + 4, top)], "level")
     picture.add("circle", cx=x + width / 2, cy=base - entry["share"] * scale, r=4, class_="dot")
     swatch(picture, x + width / 2 - 8, base + 6, 16, entry["colour"])
-    picture.text(x + width / 2, base + 36, f"{100 * entry['q']:.0f} %", "small middle")
+    for key, y in (("q", base + 36), ("p", base + 52)):
+        picture.text(x + width / 2, y, f"{100 * entry[key]:.1f} %", "small middle")
 
 
 def _draw_legend(picture: Picture, y: float, facts: dict[str, Any]) -> None:
@@ -137,5 +142,7 @@ def _draw_legend(picture: Picture, y: float, facts: dict[str, Any]) -> None:
     line = y + 18 * len(lines)
     picture.path([(20, line - 4), (36, line - 4)], "level")
     picture.text(42, line, "q, the target's probability: green and orange together")
-    picture.add("circle", cx=28, cy=line + 14, r=4, class_="dot")
-    picture.text(42, line + 18, f"measured: emitted tokens of {facts['draws']:,} tests")
+    picture.text(24, line + 18, "p", "bold")
+    picture.text(42, line + 18, "the drafter's probability: green and dashed red together")
+    picture.add("circle", cx=28, cy=line + 32, r=4, class_="dot")
+    picture.text(42, line + 36, f"measured: emitted tokens of {facts['draws']:,} tests")

@@ -107,7 +107,7 @@ def draw(facts: dict[str, Any]) -> Picture:
     picture = Picture(
         "Above: the same place of an image with the drafted code, with three of its neighbours and"
         " with a far code. Below: the target's probabilities of the draft and its neighbours.",
-        340,
+        357,
     )
     names = ["the draft", *[f"neighbour {rank}" for rank in range(1, _CROPS)], "a far code"]
     for place, (crop, name) in enumerate(zip(facts["crops"], names, strict=True)):
@@ -116,40 +116,45 @@ def draw(facts: dict[str, Any]) -> Picture:
         picture.text(x + 36, 104, name, "small middle")
     base = 236
     scale = 82 / max(entry["q"] for entry in facts["codes"])
-    picture.text(18, 134, "q of the draft and of its neighbours, the nearest first", "small soft")
+    picture.text(18, 134, _heading(facts), "small soft")
     for place, entry in enumerate(facts["codes"]):
         x = 18 + 41 * place
         height = entry["q"] * scale
         classes = "yes-fill" if entry["is_counted"] else "soft-fill"
         picture.rect(x, base - height, 30, height, "mark-fill" if place == 0 else classes)
-        picture.text(x + 15, base - height - 4, f"{100 * entry['q']:.1f}", "small middle")
+        picture.text(x + 15, base - height - 4, f"{100 * entry['q']:.1f} %", "small middle")
         swatch(picture, x + 7, base + 6, 16, entry["colour"])
     _draw_legend(picture, 276, facts["delta"])
-    p = facts["p"]
-    own = facts["codes"][0]["q"]
+    p = _percent(facts["p"], 1)
+    own = _percent(facts["codes"][0]["q"], 1)
+    mass = _percent(facts["mass"], 1)
+    exact = f"q = {own}, p = {p}: accepted with {_percent(facts['exact'])}"
     lines = (
-        ("exact:", f"min(1, q / p), q = {own:.3f}, p = {p:.3f}: {_percent(facts['exact'])}"),
-        (
-            "LANTERN:",
-            f"min(1, S / p), S = {facts['mass']:.3f}, p = {p:.3f}: {_percent(facts['relaxed'])}",
-        ),
+        ("exact:", f"{exact};"),
+        ("", "in this run the draft was rejected"),
+        ("LANTERN:", f"S = {mass}, p = {p}: accepted with {_percent(facts['relaxed'])}"),
     )
     for row, (name, words) in enumerate(lines):
-        picture.text(18, 302 + 20 * row, name, "bold")
-        picture.text(104, 302 + 20 * row, words)
+        picture.text(18, 302 + 19 * row, name, "bold")
+        picture.text(102, 302 + 19 * row, words)
     return picture
+
+
+def _heading(facts: dict[str, Any]) -> str:
+    count = facts["k"]
+    return f"q of the draft and its {count - 1} nearest codes (k = {count}), the nearest first"
 
 
 def _draw_legend(picture: Picture, y: float, delta: float) -> None:
     entries = (
         (18, "mark-fill", "the draft"),
-        (104, "yes-fill", "counted for it"),
-        (216, "soft-fill", f"too much for δ = {delta}"),
+        (96, "yes-fill", f"count for it: in all below δ = {_percent(delta)}"),
+        (330, "soft-fill", "stay out"),
     )
     for x, classes, words in entries:
         picture.rect(x, y - 9, 10, 10, classes)
         picture.text(x + 16, y, words, "small")
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
+def _percent(share: float, decimals: int = 0) -> str:
+    return f"{100 * share:.{decimals}f} %"

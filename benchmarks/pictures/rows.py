@@ -51,8 +51,9 @@ def measure(models: Models) -> dict[str, Any]:
 def draw(facts: dict[str, Any]) -> Picture:
     picture = Picture(
         "Two images in the middle of decoding. Several rows have begun, each some tokens behind the"
-        " row above it. Outlined cells are emitted in the same pass.",
-        262,
+        " row above it. Outlined cells are emitted in the same pass: sampled tokens, and in PJD"
+        " also accepted drafts.",
+        284,
     )
     for x, name in ((16, "ZipAR"), (232, "PJD")):
         state = facts[name]
@@ -60,11 +61,18 @@ def draw(facts: dict[str, Any]) -> Picture:
         picture.text(x, 28, f"{name}, pass {state['number']} of {state['passes']}", "bold")
         grid.image(picture, state["image"])
         grid.cover(picture, state["after"])
-        emitted = 0
         for row, (before, after) in enumerate(zip(state["before"], state["after"], strict=True)):
             for column in range(before, after):
                 left, top = grid.place(row * COLUMNS + column)
-                picture.rect(left + 1, top + 1, grid.cell - 2, grid.cell - 2, "yes", rx=2)
-            emitted += after - before
+                # each row's last token is the target's, after the accepted drafts
+                classes = "new" if column == after - 1 else "yes"
+                picture.rect(left + 1, top + 1, grid.cell - 2, grid.cell - 2, classes, rx=2)
+        emitted = sum(state["after"]) - sum(state["before"])
         picture.text(x, 252, f"this pass emits {emitted} tokens", "small")
+    for x, classes, words in (
+        (16, "new", "sampled from the target"),
+        (232, "yes", "accepted drafts of a window"),
+    ):
+        picture.rect(x, 263, 11, 11, classes, rx=2)
+        picture.text(x + 18, 272, words, "small")
     return picture

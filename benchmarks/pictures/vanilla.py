@@ -45,7 +45,7 @@ def draw(facts: dict[str, Any]) -> Picture:
     picture = Picture(
         f"Left: an image of which {position} of {count} tokens are emitted. Right: the target's"
         " probabilities of the next token, one of which is sampled.",
-        246,
+        264,
     )
     grid = Grid(16, 40, 14)
     picture.text(grid.x, 26, f"{position} of {count} tokens", "bold")
@@ -54,8 +54,12 @@ def draw(facts: dict[str, Any]) -> Picture:
     x, y = grid.place(position)
     picture.rect(x, y, grid.cell, grid.cell, "mark", rx=2)
     _draw_probs(picture, 222, facts)
-    words = f"One pass, one token: {facts['pass_count']} passes for the image."
-    picture.text(WIDTH / 2, 232, words, "middle")
+    lines = (
+        "Reading the caption gives the first token. Then each",
+        f"pass gives one: {facts['pass_count']} passes for the other {count - 1} tokens.",
+    )
+    for row, words in enumerate(lines):
+        picture.text(WIDTH / 2, 232 + 18 * row, words, "middle")
     return picture
 
 

@@ -146,8 +146,8 @@ def draw_stills(facts: dict[str, Any]) -> Picture:
     row_height = cell + 14
     picture = Picture(
         "The same window as rows, one for each pass: it moves to the right by the number of emitted"
-        " tokens.",
-        90 + row_height * len(passes),
+        " tokens. A thick line marks drafts that are mere copies.",
+        110 + row_height * len(passes),
     )
     picture.text(66, 24, "token positions, from left to right", "small soft")
     for row, entry in enumerate(passes):
@@ -191,17 +191,35 @@ def _draw_row(
         ],
         "line",
     )
+    guesses = count_guesses(facts, entry)
+    end = left + cell * (position - first) + width - 1
+    if guesses:
+        picture.path([(end - cell * guesses, y + side + 6), (end, y + side + 6)], "mark")
+
+
+def count_guesses(facts: dict[str, Any], entry: dict[str, Any]) -> int:
+    """How many drafts at the window's end are no samples: a pass gives probs at all positions of
+    its window and at the one after it, and the window slides by one more than was accepted.
+    """
+    accepted: int = facts["accepted"][entry["number"] - 2]
+    return accepted
 
 
 def _draw_row_legend(picture: Picture, y: float) -> None:
-    entries = (("yes", "accepted", 66), ("new", "sampled", 146), ("", "replaced", 222))
+    entries = (
+        ("yes", "accepted", 66),
+        ("new", "sampled", 150),
+        ("", "replaced after the pass", 228),
+    )
     for classes, name, x in entries:
         with picture.group(opacity=None if classes else 0.45):
             picture.rect(x, y - 10, 12, 12, "soft-fill", rx=3)
         if classes:
             picture.rect(x, y - 10, 12, 12, classes, rx=3)
         picture.text(x + 18, y, name, "small")
-    picture.path([(304, y - 6), (304, y - 3), (322, y - 3), (322, y - 6)], "line")
-    picture.text(328, y, "the window", "small")
-    picture.add("circle", cx=72, cy=y + 14, r=2, class_="ink-fill")
-    picture.text(84, y + 18, "already the code that will be emitted here", "small")
+    picture.path([(64, y + 11), (64, y + 14), (80, y + 14), (80, y + 11)], "line")
+    picture.text(84, y + 18, "the window", "small")
+    picture.path([(160, y + 14), (176, y + 14)], "mark")
+    picture.text(182, y + 18, "no probs yet: copies of the draft on the left", "small")
+    picture.add("circle", cx=72, cy=y + 32, r=2, class_="ink-fill")
+    picture.text(84, y + 36, "already, before it is replaced, the code emitted here later", "small")

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from benchmarks.pictures import chain, exact, tree
+from benchmarks.pictures import chain, exact, tree, window
 from benchmarks.pictures.__main__ import DRAWINGS, FACTS, FOLDER, MEASURES, drawings
 from benchmarks.pictures.runs import CHAIN, SEED, Pass
 from tests.docs.pages import ROOT
@@ -122,6 +122,14 @@ def test_a_budget_is_spent_on_average(facts: dict[str, Any]) -> None:
     tested = facts["budget"]["tested"]
     assert tested == sorted(tested, reverse=True)
     assert tested[0] == 1
+
+
+def test_guesses_of_a_window_are_copies_of_the_draft_on_their_left(facts: dict[str, Any]) -> None:
+    for entry in facts["window"]["passes"]:
+        count = window.count_guesses(facts["window"], entry)
+        drafts = entry["drafts"]
+        known = drafts[: len(drafts) - count]
+        assert drafts[len(known) :] == known[-1:] * count
 
 
 def test_rows_lag_behind_the_rows_above(facts: dict[str, Any]) -> None:
