@@ -14,7 +14,7 @@ import numpy as np
 
 from orchestrator.front.joint import JointErrors, block_effects
 from orchestrator.shown.plots import looks
-from orchestrator.store.explain import explain_alike
+from orchestrator.store.explain import explain, explain_alike
 from orchestrator.store.names import VANILLA, SettingNames, family, trial_title
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -92,6 +92,7 @@ class PageTrial:
             "confidence": confidence,
             "flat": [flat.get(key) for key in keys],
             "description": names.name(record.config),
+            "explanation": "" if record.config is None else explain(record.config),
             "lossless": record.is_lossless(self.sweep.identity),
             "check": record.check.summary if record.check is not None else "",
             "violated": [text for text, excess in record.constraints.items() if excess > 0],

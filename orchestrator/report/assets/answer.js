@@ -113,7 +113,7 @@ function choiceLines(trial) {
     link = button(".link", trial.title, () => reveal(trial), { title: "Show in the plot" });
   return [
     el("p.chosen", { "data-trial": trial.id }, icon(trial), link),
-    description && el("p.description", description),
+    description && el("p.description", { title: trial.explanation }, description),
     terms(".headline", [
       [metricTitle(x), [withError(trial, x), unit.length === 1 && el("span.unit", ` ${unit}`)]],
       [[metricTitle(y), kind], isVanillas || !change ? withError(trial, y) : change],

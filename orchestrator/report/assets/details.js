@@ -62,6 +62,7 @@ function drawCard(trial, byDefault) {
     el("p.front-status", frontStatus(trial)),
     trial.check && el("p.description", trial.check),
     trial.label !== trial.description && el("p.description", trial.description),
+    trial.explanation && el("p.quiet", { id: "explanation" }, trial.explanation),
     thumbnail(trial),
     values(trial, [state.x, state.y], "main"),
     values(trial, rest, "rest"),

@@ -270,7 +270,7 @@ function settingCell(trial, isMember) {
     !isComplete && tag(trial.state, trial.state === "failed" ? ".bad" : ""),
     isComplete && !trial.feasible && tag("violates a constraint"),
     trial.duplicate_of !== null && tag(`duplicate of ${trial.duplicate_of}`),
-    el("span.description", trial.description),
+    el("span.description", { title: trial.explanation }, trial.description),
   ];
 }
 function cell({ key, part, value }, trial) {
