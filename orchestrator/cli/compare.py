@@ -264,7 +264,10 @@ def _group(front: Front, by: str | None) -> dict[str, list[int]]:
             raise QueryError(f"--by {by}: {problem}") from None
     for index, trial in enumerate(front.candidates):
         value = _part_kinds(by, trial.config) if by in _PARTS else column[trial.row]
-        groups.setdefault(_group_name(front, trial.origin, value, by), []).append(index)
+        shown = _group_name(value, by, trial.config)
+        if len(front.sweeps) > 1:
+            shown = f"{trial.origin} {shown}"
+        groups.setdefault(shown, []).append(index)
     if len(groups) < 2:
         found = f"only {next(iter(groups))}" if groups else "no measured trial"
         raise QueryError(f"--by {by}: needs two groups, found {found}")
@@ -290,19 +293,23 @@ def _part_kinds(part: str, config: DecodingConfig) -> str:
     return f"{family(config)}, {resampling}"
 
 
-def _group_name(front: Front, sweep: str, value: Any, by: str) -> str:
-    """The group of a sweep's trials with this value of the column; of a kind `none`, `no
-    neighbourhood`.
+def _group_name(value: Any, by: str, config: DecodingConfig) -> str:
+    """The group of trials with this value of the column. Of a kind `none`, vanilla and exact rules
+    are groups of their own, and the others `no neighbourhood`.
     """
+    from orchestrator.store.names import VANILLA, family
+
     if value is None:
-        shown = "not set"
-    elif value == "none":
-        shown = f"no {by.rpartition('.')[2]}"
-    elif isinstance(value, float):
-        shown = f"{value:g}"
-    else:
-        shown = str(value)
-    return f"{sweep} {shown}" if len(front.sweeps) > 1 else shown
+        return "not set"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if value != "none":
+        return str(value)
+    if config.is_vanilla:
+        return VANILLA
+    if not config.acceptance.is_relaxed:
+        return family(config)
+    return f"no {by.rpartition('.')[2]}"
 
 
 def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
@@ -318,12 +325,9 @@ def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
     pairs = []
     for pair in found.pairs:
         more, error = pair.difference
-        ways = ((pair.first, pair.second, more), (pair.second, pair.first, -more))
-        for (first, second, difference), epsilon, covered in zip(
-            ways, pair.epsilon, pair.coverage, strict=True
-        ):
-            value = measured(difference, error)
-            pairs.append([first, second, value, f"{epsilon:.3f}", f"{100 * covered:.0f} %"])
+        epsilons = " / ".join(f"{epsilon:.3f}" for epsilon in pair.epsilon)
+        covers = " / ".join(f"{100 * share:.0f} %" for share in pair.coverage)
+        pairs.append([pair.first, pair.second, measured(more, error), epsilons, covers])
     return [
         shown_table(
             [what, "trials", "on front", "hypervolume", "of the largest"],
@@ -338,10 +342,14 @@ def _describe(found: Comparison, metrics: list[str], what: str) -> list[str]:
             "captions are paired"
         ),
         (
-            "epsilon: how much the first front must improve to match the second everywhere, in "
-            f"units of the fronts' range ({scale}); 0 or less: it already does"
+            "epsilon: how much the first front must improve to match the second everywhere / the "
+            f"second to match the first, in units of the fronts' range ({scale}); 0 or less: it "
+            "already does"
         ),
-        "covers: the share of the second front that the first equals or dominates",
+        (
+            "covers: the share of the second front that the first equals or dominates / of the "
+            "first that the second does"
+        ),
     ]
 
 

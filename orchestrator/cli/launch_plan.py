@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.text import terminal_width
 from orchestrator.errors import explain
 from orchestrator.store.names import VANILLA
-from orchestrator.text import counted
+from orchestrator.text import counted, describe_duration
 
 if TYPE_CHECKING:
+    from orchestrator.launch.earlier import Earlier
     from orchestrator.launch.inspection import Inspection
     from search_spaces.sweep import SweepConfig
     from search_spaces.sweep_sections import Reference
@@ -57,6 +58,26 @@ def _earlier(inspection: Inspection) -> Iterator[tuple[str, str]]:
         yield "from", text
     fronts = f"{counted(len(earlier.front), 'trial')} of their fronts"
     yield "", f"{fronts}, first: the budgets of trials and images are larger by them"
+    if facts is not None:
+        yield "duration", _duration(earlier, inspection.sweep, captions)
+
+
+def _duration(earlier: Earlier, sweep: SweepConfig, captions: Mapping[str, Any]) -> str:
+    """How long the images take that are not copied, at the earlier sweeps' pace; "" if no pace is
+    known.
+    """
+    pace = earlier.seconds_per_image
+    if pace is None:
+        return ""
+    each = captions["count"] * sweep.quality.samples
+    images = min(each * sweep.budget.trials, sweep.budget.images or each * sweep.budget.trials)
+    copied = sum(count for _, _, count in earlier.copies(sweep, captions))
+    hours = describe_duration(pace * max(0, images - copied))
+    names = " and ".join(source.name for source in earlier.sources)
+    return (
+        f"at most {hours} of worker time for {images - copied:,} images that are not copied, at "
+        f"the {pace:.2g} s of an image in {names}; timing sessions come on top"
+    )
 
 
 def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:

@@ -141,6 +141,16 @@ class Earlier:
         """
         return sum(source.trials for source in self.sources)
 
+    @property
+    def seconds_per_image(self) -> float | None:
+        """Seconds of a worker for an image, the mean over the earlier sweeps' trials; None without
+        any.
+        """
+        sweeps = [Sweep.open(source.store) for source in self.sources]
+        records = [record for sweep in sweeps for record in sweep.records if record.seconds]
+        images = sum(record.images for record in records)
+        return sum(record.seconds for record in records) / images if images else None
+
     def copies(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[tuple[int, int, int]]:
         """The shards of the first trials, those of `enqueue`, that can be copied: number of the
         trial, index of the source, number of images. captions: see `Source.places`.

@@ -276,7 +276,7 @@ def plot_front(plot: Axes, front: Front, title: str = "") -> None:
     label = "front" if len(line) and not small else None
     plot.plot(*line.T, color=ACCENT, linewidth=1.4, zorder=1, label=label)
     has_pale_bars = len(candidates) <= _MAX_PALE_BARS
-    for name, look in looks(families).items():
+    for name, look in _front_looks(front).items():
         rows = np.array([own == name for own in families], dtype=np.bool_)
         strong = rows & (on_front | (name == VANILLA))
         pale = rows & ~strong
@@ -304,6 +304,12 @@ def plot_front(plot: Axes, front: Front, title: str = "") -> None:
         write_numbers(plot, front, named)
     else:
         write_names(plot, points_of(named, front)[0], named)
+
+
+def _front_looks(front: Front) -> dict[str, Look]:
+    """The look of each family of the sweeps' trials, whichever of them the front shows."""
+    records = [record for sweep in front.sweeps.values() for record in sweep.records]
+    return looks([family(record.config) for record in records if record.config is not None])
 
 
 def _front_line(points: Floats, x_direction: str) -> Floats:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -49,6 +50,7 @@ def wider(small: SweepRun, tmp_path: Path) -> SweepRun:
 def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
     checked = launch(wider, "--from", str(small.store), "--check")
     assert checked.code == 0, checked.err
+    assert re.search(r"of worker time for [\d,]+ images", " ".join(checked.out.split()))
     wider.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "8")
     before = images(small.store)
     known = {table.schema.metadata[b"setting"].decode() for table in before.values()}

@@ -54,6 +54,9 @@ TABLE = pa.table(
         ("not feasible and label=lantern", [2]),
         ("label!=lantern and feasible and tree.depth<4", [1]),
         ("fid>=4 and not feasible", [2]),
+        ("label=lantern or tree.depth<4", [1, 2]),
+        ("feasible and label=vanilla or not feasible", [0, 2]),
+        ("label='lantern or feasible'", []),
         ("label=lantern and feasible", []),
         ("label='lantern and feasible'", []),
         ("cause=null", [0, 1, 2, 3]),
@@ -145,6 +148,7 @@ def test_a_mistake_is_one_sentence_that_names_the_expression(text: str, words: s
         ("fid<=-", "fid", "ends with -"),
         ("fid<=4 and", "fid", "ends with and"),
         ("label=lantern and ", "label", "ends with and"),
+        ("fid<=4 or", "fid", "ends with or"),
         ("label='two words", "label", "closing '"),
     ],
 )

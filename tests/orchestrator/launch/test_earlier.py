@@ -496,6 +496,9 @@ def test_a_launch_says_which_trials_the_search_is_told_and_why_not_the_others(
     known = facts(earlier)
     captions = known["captions"]
     first, second = taken.describe(config, captions, known)
+    seconds = sum(record.seconds for record in earlier.records)
+    drawn = sum(record.images for record in earlier.records if record.seconds)
+    assert taken.seconds_per_image == pytest.approx(seconds / drawn)
     decided = taken.decide(config, known)
     (told,) = [source for source in decided.sources if source.records]
     numbers = [record.number for record in told.records]

@@ -28,6 +28,7 @@ from orchestrator.store.sweep import Sweep
 from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 
+FAMILIES = {"vanilla", "exact", "additive", "multiplicative", "exponential"}
 # What is seen of linear RGB (Machado, Oliveira and Fernandes, 2009, severity 1).
 PROTANOPIA = np.array(
     [[0.1523, 1.0526, -0.2049], [0.1145, 0.7863, 0.0992], [-0.0039, -0.0481, 1.0520]]
@@ -101,6 +102,22 @@ def test_names_lie_beside_the_plot_apart_and_in_the_order_of_their_points(
         assert all(low.y1 <= high.y0 for low, high in itertools.pairwise(frames))
         assert frames[0].y0 >= 0
         assert frames[-1].y1 <= figure.bbox.y1
+
+
+def test_a_filter_changes_no_colour(tmp_path: Path) -> None:
+    """Nor does a legend name what it has left out."""
+    write_sweep(tmp_path, trials=24)
+    sweep = Sweep.open(tmp_path)
+    few = front_of([sweep], where=["acceptance.neighbourhood in none,multiplicative"])
+    colours = []
+    for front in (front_of([sweep]), few):
+        handles, names = drawn(front).get_legend_handles_labels()
+        marks: Iterable[tuple[str, Any]] = zip(names, handles, strict=True)
+        own = {name: mark.get_facecolor()[0] for name, mark in marks if name in FAMILIES}
+        colours.append({name: tuple(colour) for name, colour in own.items()})
+    assert len(colours[1]) > 3
+    assert "additive" in colours[0].keys() - colours[1].keys()
+    assert colours[1].items() <= colours[0].items()
 
 
 def test_a_second_front_on_the_same_axes_is_not_cut_off(front: Front, tmp_path: Path) -> None:
