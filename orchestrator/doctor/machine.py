@@ -85,6 +85,11 @@ def ray_access() -> dict[str, Any]:
     return {"mode": os.environ.get("RAY_AUTH_MODE"), "token": token}
 
 
+def _lacks_sweeps(libraries: Mapping[str, str | None]) -> bool:
+    """Whether this is an installation that decodes and queries, without any library of sweeps."""
+    return all(version is None for version in libraries.values())
+
+
 def examine() -> dict[str, Any]:
     """The findings of `doctor` as plain data. `problems`: one message each, empty if nothing is
     missing or damaged.
@@ -109,7 +114,8 @@ def examine() -> dict[str, Any]:
     for name, found in libraries.items():
         if found is None:
             problems.append(f"{name} is not installed; pip install {name}")
-    if missing := [name for name, found in for_sweeps.items() if found is None]:
+    missing = [name for name, found in for_sweeps.items() if found is None]
+    if missing and not _lacks_sweeps(for_sweeps):
         problems.append(
             f"{', '.join(missing)}: not installed, and sweeps need it; pip install "
             "'specfrontier[sweep]'"
@@ -186,6 +192,9 @@ def describe_machine(findings: Mapping[str, Any]) -> list[str]:
         for device in torch["devices"]
     ]
     libraries = [*findings["libraries"].items(), *findings["sweeps"]["libraries"].items()]
+    sweeps = describe_workers(findings["sweeps"]["workers"])
+    if _lacks_sweeps(findings["sweeps"]["libraries"]):
+        sweeps = "cannot run here: pip install 'specfrontier[sweep]' brings what they need"
     facts = [
         ("machine", f"{machine['system']}, Python {findings['python']}"),
         ("cores", f"{machine['cores']}, torch uses {torch['threads']}"),
@@ -195,7 +204,7 @@ def describe_machine(findings: Mapping[str, Any]) -> list[str]:
         ("kernels", _describe_kernels(torch)),
         ("CUDA graphs", "yes" if torch["cuda_graphs"] else "no, each operation is launched alone"),
         *((name, found or "not installed") for name, found in libraries),
-        ("sweeps", describe_workers(findings["sweeps"]["workers"])),
+        ("sweeps", sweeps),
         ("ray clusters", describe_ray_access(findings["sweeps"]["ray"])),
         ("weights", findings["weights_folder"]),
     ]

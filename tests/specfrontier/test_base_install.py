@@ -92,6 +92,7 @@ def test_questions_need_none_of_them(folder: Path) -> None:
         ("pareto", "demo", "--json"),
         ("status", "demo"),
         ("status",),
+        ("diff", "demo", "1", "2"),
         ("compare", "demo", "second"),
     ):
         done = command(folder, *words)

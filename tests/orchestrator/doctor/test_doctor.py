@@ -102,6 +102,15 @@ def test_a_machine_without_a_gpu_is_not_said_to_have_all() -> None:
         assert ("GPU" in last) == (not devices)
 
 
+def test_an_installation_without_sweeps_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = {"ray", "optuna", "mlflow", "torchmetrics"}
+    monkeypatch.setattr(machine, "installed", lambda name: None if name in missing else "1.0")
+    assert doctor(monkeypatch) == 0
+    assert "specfrontier[sweep]" in capsys.readouterr().out
+
+
 def test_what_sweeps_lack_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
