@@ -2,8 +2,8 @@
 a step is a sample.
 
 The names of the files are those that MLflow's `log_image` gives, because its interface reads them:
-`images/KEY+step+STEP+timestamp+MS+ID.png`, and a small copy. Written to a folder, all are uploaded
-at once.
+`images/KEY+step+STEP+timestamp+MS+ID.png`, and the copy that the grid shows. Written to a folder,
+all are uploaded at once.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ FOLDER = "images"
 _MAX_IMAGES = 8
 _SECTION = "captions/"  # begins a key; MLflow groups by it
 _SLASH = "~"  # in the place of a slash, in the name of a file
-_MAX_CAPTION = 80  # characters in a key
-_SMALL_SIDE = 256  # pixels along the longer side of a small copy
+_MAX_CAPTION = 160  # characters in a key, which is part of a file's name
+_SIDE = 256  # pixels along the longer side of the copy that the grid shows
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_\-. ]")  # in a key
 
 
@@ -77,7 +77,7 @@ def write_images(
     """
     from PIL import Image
 
-    from workers.data.pictures import grid_tiles
+    from workers.data.pictures import enlarge, grid_tiles
 
     picture = Image.open(io.BytesIO(grid)).convert("RGB")
     tiles = grid_tiles(picture, identity.image_size, identity.grid)
@@ -87,9 +87,9 @@ def write_images(
         parts = (key.key.replace("/", _SLASH), "step", key.step, "timestamp", place, record.digest)
         name = "+".join(map(str, parts))
         tile.save(folder / FOLDER / f"{name}.png")
-        small = tile.copy()
-        small.thumbnail((_SMALL_SIDE, _SMALL_SIDE))
-        small.save(folder / FOLDER / f"{name}+compressed.webp")
+        shown = enlarge(tile, _SIDE)  # the grid shows it in its own size
+        shown.thumbnail((_SIDE, _SIDE))
+        shown.save(folder / FOLDER / f"{name}+compressed.webp")
 
 
 def grid_keys(sweep: Sweep) -> list[str]:

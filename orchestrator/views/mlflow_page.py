@@ -30,6 +30,7 @@ _SHARED_VIEW = "mlflow.sharedViewState."
 _ALL = "-trials"
 _PACKED = "deflate;"  # begins a view that is packed
 _GAP = "&ensp;"  # MLflow's tables have no space between columns
+_NO_BREAK = "&nbsp;"
 _NOTE_TRIALS = 8  # of the table in a sweep's description, which is as wide as half of a window
 _VIEW_PARAMS = 12  # of a shared view
 
@@ -85,8 +86,9 @@ def describe_run(sweep: Sweep, runs: Mapping[int, str], experiment_id: str) -> s
 
 
 def describe_trial(sweep: Sweep, record: TrialRecord, *, pareto: bool) -> str:
-    """The description of a trial's run, in Markdown: its setting in words, and its values with
-    their units. pareto: whether it is on the front.
+    """The description of a trial's run, in Markdown: its setting in words and the objectives, as
+    MLflow folds all but a few lines, then a table of all values with their units. pareto: whether
+    it is on the front.
     """
     facts = [f"**{markdown(sweep.names.describe(record.config))}**"]
     if record.is_lossless(sweep.identity):
@@ -95,15 +97,19 @@ def describe_trial(sweep: Sweep, record: TrialRecord, *, pareto: bool) -> str:
         facts.append("on the front")
     if record.is_stopped:
         facts.append(f"stopped by racing after {record.images} images")
-    objectives = [metric.name for metric in sweep.identity.objectives]
-    lines = ["| metric | value | unit | |", "|---|---|---|---|"] if record.metrics else []
-    for name in dict.fromkeys([*objectives, *record.metrics]):
-        metric = sweep.identity.metrics.get(name)
-        if metric is not None and name in record.metrics:
-            cells = (name, str(record.metrics[name]), metric.unit, metric.about)
-            lines.append(f"| {' | '.join(map(markdown, cells))} |")
     words = "" if record.config is None else markdown(explain(record.config))
-    return shorten("\n".join([f"{', '.join(facts)}. {words}", "", *lines]), MAX_TAG)
+    values = {}
+    for metric in (*sweep.identity.objectives, *sweep.identity.metrics.values()):
+        if metric.name in record.metrics:
+            value = markdown(str(record.metrics[metric.name])).replace(" ", _NO_BREAK)
+            name = markdown(metric.name)
+            values[name] = (name, value, markdown(metric.unit), markdown(metric.about))
+    rows = list(values.values())
+    first = [" ".join(row[:3]).rstrip() for row in rows[: len(sweep.identity.objectives)]]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    head = ["| metric | value | unit | |", "|---|---|---|---|"] if rows else []
+    parts = [f"{', '.join(facts)}. {words}", "", ", ".join(first), "", *head, *lines]
+    return shorten("\n".join(parts), MAX_TAG)
 
 
 def _front_table(sweep: Sweep, links: Mapping[int, str]) -> list[str]:

@@ -188,7 +188,8 @@ def test_a_trials_description_has_its_setting_and_its_values_with_units(tmp_path
     values = {cells[0].removeprefix("| "): cells[1:3] for cells in rows}
     assert list(values)[1:3] == ["speedup", "fid"], "the objectives first"
     for name, metric in sweep.identity.metrics.items():
-        assert values[name.replace("_", r"\_")] == [str(record.metrics[name]), metric.unit]
+        value = str(record.metrics[name]).replace(" ", "&nbsp;")
+        assert values[name.replace("_", r"\_")] == [value, metric.unit]
     assert record.config is not None
     assert markdown(explain(record.config)) in text
     assert "on the front" in text
