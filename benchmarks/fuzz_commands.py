@@ -115,6 +115,8 @@ COMMANDS: Mapping[str, Command] = {
         ("--settings", "--captions", "--threads"),
     ),
     "status": Command(("status", *_SWEEP)),
+    "show": Command(("show", *_SWEEP, "0"), ("--device",), ("--batch",)),
+    "diff": Command(("diff", *_SWEEP, "0", "1")),
     "pareto": Command(
         ("pareto", *_SWEEP),
         (

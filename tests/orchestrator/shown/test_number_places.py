@@ -41,9 +41,8 @@ def test_numbers_at_an_edge_stay_inside_and_off_lines() -> None:
 
 
 def test_in_a_crowd_only_the_first_are_forced() -> None:
-    grid = np.stack(np.meshgrid(np.arange(20, 180, 5.0), np.arange(20, 80, 5.0)), axis=-1).reshape(
-        -1, 2
-    )
+    columns, rows = np.arange(20, 180, 7.0), np.arange(20, 80, 7.0)
+    grid = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
     order = np.argsort(np.hypot(*(grid - [100, 50]).T))
     centres = placed(grid[order], required=2)
     assert np.isfinite(centres[:2]).all()

@@ -92,7 +92,7 @@ def check(
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("sampling", [PLAIN, FILTERED, ENTROPY], ids=["plain", "filtered", "T(E)"])
 def test_exact_settings_pass(target: Target, name: str, sampling: Sampling) -> None:
-    for seed in range(4):
+    for seed in range(2):
         found = check(target, sampling, *draw(target, EXACT[name], sampling, 48, seed), seed)
         assert found.passed, (seed, found)
         assert (found.images, found.tokens, found.impossible) == (48, 48 * 48, 0)
