@@ -80,6 +80,8 @@ def test_the_report_has_a_quality_bar_where_pareto_has_one(tmp_path: Path) -> No
             assert (bar is not None and bar["relative"]) == (limit is not None)
             if limit is not None:
                 assert limit == f"{y} {bar['relation']} {bar['start']} * vanilla"
+                reach = bar["high"] if bar["relation"] == "<=" else 2 - bar["low"]
+                assert reach > (1.45 if bar["relation"] == "<=" else 1.09), "beyond the default"
             seen.add((bar is None, limit is None))
     assert seen == {(True, True), (False, True), (False, False)}
 
