@@ -22,6 +22,7 @@ NAMES_A_PATH = {
     "SWEEP",
     "[SWEEP]",
     "SWEEP...",
+    "SWEEP N [SWEEP] N",
     "MODELS",
     "YAML",
     "FILE",
@@ -66,6 +67,8 @@ NEEDED = {
     "compare": ["sweeps/mine"],
     "generate": ["a ring"],
     "export": ["--trial", "0"],
+    "show": ["3"],
+    "diff": ["3", "5"],
     "train": ["eagle"],
     "models init": ["llamagen"],
 }
