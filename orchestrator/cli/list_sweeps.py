@@ -62,15 +62,14 @@ def _describe(storage: Storage) -> tuple[dict[str, Any], list[str]]:
     launch = launches.find_launch(storage)
     names = storage.names(files.TRIALS)
     planned = files.planned_trials(storage)
-    best, age_s = _best(storage) if names else (None, None)
-    facts = {
-        "launch": asdict(launch),
-        "finished": len(names),
-        "planned": planned,
-        "recommended": None if best is None else best.to_mapping(),
-        "age_s": age_s,
-    }
+    facts = {"launch": asdict(launch), "finished": len(names), "planned": planned}
     trials = f"{len(names)}" if planned is None else f"{len(names)} of {planned}"
+    try:
+        best, age_s = _best(storage) if names else (None, None)
+    except (ValueError, OSError) as error:
+        problem = explain(error)
+        return facts | {"problem": problem}, [trials, problem, "", launch.text]
+    facts |= {"recommended": None if best is None else best.to_mapping(), "age_s": age_s}
     age = "" if age_s is None else f"{describe_duration(age_s)} ago"
     return facts, [trials, _values(best), age, launch.text]
 

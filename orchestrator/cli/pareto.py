@@ -65,7 +65,7 @@ class Output:
     stopped: bool = flag("Also list trials that racing stopped: after how many images, and why.")
     next: bool = flag(
         "Say what would tell trials apart that are within error of each other: more images, more "
-        "timing sessions, or timings of another day."
+        "timing sessions, or timings on more days."
     )
     importance: bool = flag(
         "Show how much each searched parameter matters for being among the best quarter of the "

@@ -98,8 +98,10 @@ def _metric_table(trial: Candidate) -> str:
     for name, entry in trial.metrics.items():
         metric = trial.sweep.identity.metrics.get(name)
         unit = "" if metric is None else metric.unit
-        base = str(vanilla[name]) if name in vanilla else "-"
-        rows.append([name, str(entry), unit, base, everything.change(name)])
+        is_comparable = metric is None or metric.is_of_counts or not trial.record.is_stopped
+        base = str(vanilla[name]) if name in vanilla and is_comparable else "-"
+        change = everything.change(name) if is_comparable else "of fewer images"
+        rows.append([name, str(entry), unit, base, change])
     return shown_table(
         ["metric", "value", "unit", "vanilla", "against vanilla"], rows, right=[1, 3]
     )

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from orchestrator.errors import QueryError
 from orchestrator.front.compare import obstacles, shared_objectives
 from orchestrator.front.front import front_of
 from orchestrator.front.joint import JointErrors
 from orchestrator.front.pareto import Floats
 from orchestrator.front.trial import Trial
+from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import clean, html_table, percent
 from workers.metrics.definition import Metric
@@ -151,14 +153,24 @@ def trials_of(sweep: Sweep, first: int, other: Sweep, second: int) -> tuple[Tria
     quality where they may.
 
     Raises:
-        QueryError: the sweeps have no two metrics in common.
+        QueryError: the same trial twice, or sweeps without two metrics that can be compared.
         NoChoiceError: no such trial.
     """
     if other is sweep:
+        if first == second:
+            raise QueryError(f"trial {first} is given twice; give two trials")
         front = front_of([sweep], feasible=False)
         return front.trial(first), front.trial(second)
-    (x, y, *_), _ = shared_objectives([sweep.identity, other.identity])
-    front = front_of([sweep, other], x, y, feasible=False)
+    identities = [sweep.identity, other.identity]
+    own, _ = shared_objectives(identities)
+    shared = [*own, *(name for name in sweep.identity.metrics if name in other.identity.metrics)]
+    comparable = [name for name in dict.fromkeys(shared) if not obstacles(identities, name)]
+    if len(comparable) < 2:
+        raise QueryError(
+            f"the sweeps {sweep.name} and {other.name} have fewer than two metrics that can be "
+            "compared"
+        )
+    front = front_of([sweep, other], *comparable[:2], feasible=False)
     one, another = front.sweeps
     return front.trial(first, one), front.trial(second, another)
 
@@ -176,7 +188,26 @@ def difference(first: Trial, second: Trial) -> TrialDifference:
         if values[0] != values[1]:
             keys[key] = values
     metrics, not_compared = _metrics(first, second)
-    return TrialDifference(first, second, keys, metrics, not_compared, _images(first, second))
+    images: tuple[ImageDifference, ...] = ()
+    if obstacle := _obstacle_to_images(first, second):
+        not_compared["images"] = obstacle
+    else:
+        images = _images(first, second)
+    return TrialDifference(first, second, keys, metrics, not_compared, images)
+
+
+def _obstacle_to_images(first: Trial, second: Trial) -> str:
+    """Why images of a caption in the two trials have nothing to do with each other; "" if they
+    do.
+    """
+    one, other = first.sweep.identity, second.sweep.identity
+    facts = {
+        "captions": one.caption_set == other.caption_set,
+        "targets": one.target == other.target,
+        "seeds": one.seed == other.seed,
+    }
+    differing = [name for name, is_same in facts.items() if not is_same]
+    return f"the sweeps differ in their {' and '.join(differing)}" if differing else ""
 
 
 def _metrics(first: Trial, second: Trial) -> tuple[tuple[MetricDifference, ...], dict[str, str]]:
@@ -190,6 +221,8 @@ def _metrics(first: Trial, second: Trial) -> tuple[tuple[MetricDifference, ...],
         reasons = obstacles(identities, name)
         if reasons:
             not_compared[name] = f"the sweeps differ in {'; in '.join(reasons)}"
+        elif not metric.is_of_counts and _differ_in_images(first.record, second.record):
+            not_compared[name] = "racing stopped a trial after fewer images"
         else:
             metrics.append(metric)
     joint = JointErrors.of([first.record, second.record], metrics, identities)
@@ -207,6 +240,11 @@ def _metrics(first: Trial, second: Trial) -> tuple[tuple[MetricDifference, ...],
         error = float(errors[place]) if is_known else math.nan
         found.append(MetricDifference(metric, one, other, float(values[place]), error, probability))
     return tuple(found), not_compared
+
+
+def _differ_in_images(one: TrialRecord, other: TrialRecord) -> bool:
+    """Whether racing stopped one of the trials, so that its values are of fewer images."""
+    return one.images != other.images and (one.is_stopped or other.is_stopped)
 
 
 def _images(first: Trial, second: Trial) -> tuple[ImageDifference, ...]:

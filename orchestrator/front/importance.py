@@ -33,21 +33,24 @@ class Importances:
     """How much each searched parameter matters for being among the best quarter of the trials."""
 
     trials: int  # that count: complete ones with parameters of the sweep's space
-    more: str  # the command that adds the trials that are missing; "" if there are enough
+    more: str  # the command that adds trials, if too few are missing for no other reason; else ""
     # of each metric: the parameters' shares, which sum to 1, and their standard errors; the largest
     # first; empty with too few trials or without a space
     shares: Mapping[str, Mapping[str, tuple[float, float]]] = field(default_factory=dict)
+    lacks: str = ""  # what more trials would not mend
 
     @property
     def problem(self) -> str:
         """Why there are no shares; "" if there are."""
         if self.shares:
             return ""
+        if self.lacks:
+            return f"there are no importances: {self.lacks}"
         text = (
             f"importances need {MIN_TRIALS} trials with parameters, and "
             f"{counted(self.trials, 'trial')} can be used"
         )
-        return f"{text}; add more with: {self.more}" if self.more else text
+        return f"{text}; this adds some: {self.more}"
 
     @property
     def table(self) -> tuple[list[str], list[list[str]]]:
@@ -99,7 +102,16 @@ def importances(sweep: Sweep, metrics: Sequence[Metric]) -> Importances:
         for record in sweep.records
         if record.is_complete and record.params and record.duplicate_of is None
     ]
-    trials = _frozen(sweep, [each for each in usable if names <= each.metrics.keys()], metrics)
+    space = files.read_sweep_yaml(sweep.storage).get("space")
+    if space is None:
+        return Importances(0, "", lacks="the sweep has no space to search")
+    try:
+        with plugins_of(sweep.storage):
+            tree = Space.read(space)
+    except ConfigError as error:  # a plugin that is missing
+        return Importances(0, "", lacks=str(error))
+    measured_trials = [each for each in usable if names <= each.metrics.keys()]
+    trials = _frozen(tree, sweep, measured_trials, metrics)
     if len(trials) < MIN_TRIALS:
         return Importances(len(trials), _more(sweep, MIN_TRIALS - len(trials)))
     shares = {
@@ -115,19 +127,11 @@ def _more(sweep: Sweep, missing: int) -> str:
 
 
 def _frozen(
-    sweep: Sweep, records: Sequence[TrialRecord], metrics: Sequence[Metric]
+    tree: Space, sweep: Sweep, records: Sequence[TrialRecord], metrics: Sequence[Metric]
 ) -> list[FrozenTrial]:
     """The trials as Optuna has them; without those that were proposed from another space."""
-    space = files.read_sweep_yaml(sweep.storage).get("space")
-    if space is None:
-        return []
     import optuna
 
-    try:
-        with plugins_of(sweep.storage):
-            tree = Space.read(space)
-    except ConfigError:  # a plugin's, which is missing
-        return []
     found = []
     for record in records:
         trial = optuna.trial.FixedTrial(dict(record.params))

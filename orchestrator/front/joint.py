@@ -24,7 +24,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import NormalDist
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,14 +38,6 @@ from workers.metrics.estimate import Estimate, Noise
 
 # the share of a normal variable within its standard deviation
 _ONE_SIGMA = 2 * NormalDist().cdf(1) - 1
-
-
-class VarianceParts(NamedTuple):
-    """What the variance of a difference consists of."""
-
-    images: float  # falls with the number of images
-    sessions: float  # falls with the number of timing sessions
-    sittings: float  # falls with the number of sittings, such as days
 
 
 def directions(metrics: Sequence[Metric]) -> list[Direction]:
@@ -69,9 +60,11 @@ class JointErrors:
     values: Floats  # [n, m]; NaN where a trial lacks the metric
     # [n, m, k]: change of the value per standard deviation of each of k independent error sources
     effects: Floats
+    # [k]: `("captions", captions, block)` of blocks of captions; of noise in costs, and in values
+    # that lossless settings share, tuples that end in the source of the noise (see `Noise`)
+    sources: tuple[tuple[Hashable, ...], ...]
     groups: NDArray[np.int64]  # [k]: -1 for blocks of captions, and from 0 those of noise in costs
     group_dof: Floats  # degrees of freedom of each group of noise in costs
-    group_is_sitting: Bools  # whether a group of noise is what sittings differ in
     own: Floats  # [n, m]: standard error that no other value shares; NaN if the error is unknown
     dof: Floats  # [n, m]: degrees of freedom of the blocks' part; infinite without replicates
     own_dof: Floats  # [n, m]: degrees of freedom of `own`; infinite if not stated
@@ -88,7 +81,7 @@ class JointErrors:
         identities: the sweep of each trial, if there are several. Sweeps of the same captions share
         their blocks.
         """
-        columns: dict[Hashable, int] = {}  # by source of error
+        columns: dict[tuple[Hashable, ...], int] = {}  # by source of error
         groups: dict[tuple[Hashable, ...], float] = {}  # degrees of freedom
         group_of: dict[int, int] = {}  # by column
         same: list[Hashable] = [None] * len(records)
@@ -105,7 +98,7 @@ class JointErrors:
             if metric.name not in record.metrics:
                 continue
             entry = record.metrics[metric.name]
-            effects: dict[Hashable, float] = {
+            effects: dict[tuple[Hashable, ...], float] = {
                 ("captions", captions[i], block): float(effect)
                 for block, effect in enumerate(block_effects(entry))
             }
@@ -134,9 +127,7 @@ class JointErrors:
             dense[i, j, column] = effect
         kinds = np.array([group_of.get(column, -1) for column in range(len(columns))], np.int64)
         group_dof = np.array(list(groups.values()), dtype=np.float64)
-        # `Prices` names its groups of noise
-        is_sitting = np.array([str(key[-1]).startswith("sitting") for key in groups], np.bool_)
-        return cls(values, dense, kinds, group_dof, is_sitting, own, dof, own_dof)
+        return cls(values, dense, tuple(columns), kinds, group_dof, own, dof, own_dof)
 
     def samples(self, count: int = SAMPLES, seed: int = 0) -> Floats:
         """Samples [count, n, m] of all values together. A value whose error is unknown is taken as
@@ -188,19 +179,6 @@ class JointErrors:
         spread += own[0] ** 2 / self.own_dof[a] + own[1] ** 2 / self.own_dof[b]
         dof = np.divide(variance**2, spread, out=np.full(variance.shape, np.inf), where=spread > 0)
         return self.values[a] - self.values[b], np.sqrt(variance), dof
-
-    def variance_parts(self, a: int, b: int, metric: int) -> VarianceParts:
-        """What the variance of trial a minus trial b consists of in a metric, by its place."""
-        squares = np.square(self.effects[a, metric] - self.effects[b, metric])
-        is_block = self.groups < 0
-        is_sitting = np.zeros(len(self.groups), np.bool_)
-        is_sitting[~is_block] = self.group_is_sitting[self.groups[~is_block]]
-        own = np.nan_to_num(np.square(self.own[[a, b], metric])).sum()
-        return VarianceParts(
-            images=float(squares[is_block].sum() + own),
-            sessions=float(squares[~is_block & ~is_sitting].sum()),
-            sittings=float(squares[is_sitting].sum()),
-        )
 
     def differ(self, a: int, b: int | NDArray[np.int64], level: float = LEVEL) -> Bools:
         """Test in which metrics [m] two trials differ: a two-sided t test of each difference at

@@ -292,14 +292,13 @@ class Prices:
         """Variance of a log cost ratio from sitting to sitting over the assumed one, and its
         degrees of freedom, which are counted as those of `_measure_state`.
 
-        Settings share `COMMON_SHARE` of a sitting's effect, so n of them tell as much as n / (1 +
-        (n - 1) COMMON_SHARE^2) that share nothing (Satterthwaite 1946): the variance of a sum of
-        squares of n normal variables with this correlation is as many times larger.
+        Settings of the same sittings share `COMMON_SHARE` of their effects, so n of them tell as
+        much as n / (1 + (n - 1) COMMON_SHARE^2) that share nothing (Satterthwaite 1946): the
+        variance of a sum of squares of n normal variables with this correlation is as many times
+        larger.
         """
-        squares = 0.0
-        count = 0
-        shapes = 0
         repeated = list[set[str]]()
+        told = list[tuple[str, float, int]]()  # of each shape: a sitting, squares, and their number
         for shape, sessions in self._of_shape.items():
             sittings = _by_sitting(sessions)
             if shape == self.vanilla or len(sittings) < 2:
@@ -310,13 +309,17 @@ class Prices:
             explained = float(np.mean([variance for _, _, variance in found]))
             assumed = float(np.mean([_variance(each).ratio for each in sittings]))
             excess = float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * explained
-            squares += excess / assumed
-            count += len(logs) - 1
-            shapes += 1
-            repeated = _link(repeated, {each[0].sitting for each in sittings})
-        share = 1 / (1 + max(0, shapes - 1) * COMMON_SHARE**2)
-        factor = (_ASSUMED_DOF + share * squares) / (_ASSUMED_DOF + share * count)
-        return max(0.0, factor), _ASSUMED_DOF + sum(len(group) - 1 for group in repeated)
+            names = {each[0].sitting for each in sittings}
+            told.append((min(names), excess / assumed, len(logs) - 1))
+            repeated = _link(repeated, names)
+        squares = count = float(_ASSUMED_DOF)
+        for names in repeated:
+            own = [(square, number) for name, square, number in told if name in names]
+            share = 1 / (1 + (len(own) - 1) * COMMON_SHARE**2)
+            squares += share * math.fsum(square for square, _ in own)
+            count += share * sum(number for _, number in own)
+        dof = _ASSUMED_DOF + sum(len(names) - 1 for names in repeated)
+        return max(0.0, squares / count), dof
 
     @cached_property
     def _level(self) -> tuple[float, list[Noise]]:

@@ -54,7 +54,7 @@ def notes(subject: Subject) -> tuple[str, ...]:
     front = subject.front
     if front is None or len(front.members) < 2:
         return _NOTES
-    sentences = "; ".join(what_next(front).lines)
+    sentences = "; ".join(what_next(front).sentences)
     return (f"What more measurements would show: {sentences}.", *_NOTES)
 
 

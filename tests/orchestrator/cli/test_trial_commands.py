@@ -45,7 +45,10 @@ def test_show_has_all_that_is_known_of_a_trial() -> None:
 
 def test_show_says_why_a_trial_has_no_values() -> None:
     assert "OutOfMemoryError" in specfrontier("show", "made", "7").out
-    assert "stopped: " in specfrontier("show", "made", "6").out
+    stopped = specfrontier("show", "made", "6").out
+    assert "stopped: " in stopped
+    (fid,) = (line for line in stopped.splitlines() if line.startswith("fid "))
+    assert fid.endswith("of fewer images")
     assert "99" in error_of("show", "made", "99", code=1)
 
 
@@ -81,4 +84,5 @@ def test_list_names_a_damaged_sweep(
     monkeypatch.chdir(tmp_path)
     (facts,) = plain("list")["sweeps"]
     assert "00000.json" in facts["problem"]
+    assert facts["finished"] == 2
     assert "00000.json" in specfrontier("list").out

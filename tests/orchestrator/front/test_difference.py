@@ -71,7 +71,7 @@ def test_the_better_trial_is_named_in_both_orders(folder: Path) -> None:
 def test_lossless_settings_have_no_better_quality(folder: Path) -> None:
     found = between(folder, 0, 1)  # vanilla and eagle2
     rows = {row[0]: row for row in found.tables[1][1]}
-    assert rows["fid"][3].startswith("0")
+    assert float(rows["fid"][3].partition(" ")[0]) == 0
     assert "draws" not in rows["fid"][-1]
     assert "draws" in rows["speedup"][-1]
 
@@ -107,7 +107,34 @@ def test_trials_of_two_sweeps(folder: Path) -> None:
     found = difference(*trials_of(one, 3, two, 3))
     assert found.names == ("synthetic#3", "two#3")
     assert not found.keys
-    assert {entry.metric.name for entry in found.metrics} | set(found.not_compared) >= {"fid"}
+    assert {"fid", "speedup"} <= {entry.metric.name for entry in found.metrics}
+    assert not found.not_compared
+    assert len(found.images) == 3
+
+
+def test_other_captions_leave_out_what_depends_on_them(folder: Path, tmp_path: Path) -> None:
+    captions = {"count": 192, "hash": "9c" * 8, "source": "scenes"}
+    write_sweep(tmp_path / "other", 4, name="other", shards=True, captions=captions)
+    other = Sweep.open(tmp_path / "other")
+    found = difference(*trials_of(Sweep.open(folder / "one"), 3, other, 3))
+    assert {"speedup", "step_compression"} <= {entry.metric.name for entry in found.metrics}
+    assert {"fid", "images"} <= set(found.not_compared)
+    assert "captions" in found.not_compared["images"]
+    assert not found.images
+
+
+def test_a_stopped_trial_has_no_quality_to_compare(tmp_path: Path) -> None:
+    write_sweep(tmp_path, 8, stopped={6: 1}, failed=())
+    sweep = Sweep.open(tmp_path)
+    found = difference(*trials_of(sweep, 1, sweep, 6))
+    assert {"speedup", "step_compression"} <= {entry.metric.name for entry in found.metrics}
+    assert {"fid", "clip_score"} <= set(found.not_compared)
+
+
+def test_a_trial_is_not_compared_with_itself(folder: Path) -> None:
+    sweep = Sweep.open(folder / "one")
+    with pytest.raises(QueryError, match="given twice"):
+        trials_of(sweep, 1, sweep, 1)
 
 
 def test_a_notebook_shows_the_tables(folder: Path) -> None:

@@ -15,6 +15,7 @@ from orchestrator.store.records import write_trial
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.searched_sweeps import write_searched_sweep
+from tests.fakes.synthetic_sweeps import write_sweep
 from workers.data.storage import Storage
 from workers.metrics.estimate import measured
 
@@ -60,6 +61,14 @@ def test_few_trials_have_no_importances_and_a_command_that_adds_more(tmp_path: P
     assert (found.trials, found.shares) == (MIN_TRIALS - 1, {})
     assert f"--resume --trials {MIN_TRIALS + 1}" in found.more
     assert found.more in found.problem
+
+
+def test_a_sweep_without_a_space_is_not_told_to_go_on(tmp_path: Path) -> None:
+    write_sweep(tmp_path, 30)
+    sweep = Sweep.open(tmp_path)
+    found = importances(sweep, objectives_of(sweep))
+    assert "no space" in found.problem
+    assert "--resume" not in found.problem
 
 
 def test_trials_of_another_space_are_left_out(tmp_path: Path) -> None:
