@@ -155,7 +155,7 @@ class Sweep(results.Sweep):
 
     def what_next(self, x: str | None = None, y: str | None = None) -> WhatNext:
         """What would tell trials apart that are within error of each other on the front of two
-        metrics: more images, more timing sessions, or timings of another day.
+        metrics: more images, more timing sessions, or timings on more days.
         """
         return what_next(self._front(x, y))
 

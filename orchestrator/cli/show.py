@@ -93,14 +93,14 @@ def _state(trial: Candidate) -> list[str]:
 def _metric_table(trial: Candidate) -> str:
     """All values, and how far they are from vanilla's."""
     vanilla = {} if trial.sweep.baseline is None else trial.sweep.baseline.metrics
-    everything = replace(trial, front_metrics=tuple(trial.sweep.identity.metrics.values()))
+    with_all_metrics = replace(trial, front_metrics=tuple(trial.sweep.identity.metrics.values()))
     rows = []
     for name, entry in trial.metrics.items():
         metric = trial.sweep.identity.metrics.get(name)
         unit = "" if metric is None else metric.unit
         is_comparable = metric is None or metric.is_of_counts or not trial.record.is_stopped
         base = str(vanilla[name]) if name in vanilla and is_comparable else "-"
-        change = everything.change(name) if is_comparable else "of fewer images"
+        change = with_all_metrics.change(name) if is_comparable else "of fewer images"
         rows.append([name, str(entry), unit, base, change])
     return shown_table(
         ["metric", "value", "unit", "vanilla", "against vanilla"], rows, right=[1, 3]

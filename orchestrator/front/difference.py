@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _EQUAL = "equal: both have vanilla's distribution"
-_MAX_SHOWN = 8  # captions in a notebook and in the terminal
+_MAX_CAPTIONS = 8  # captions in a notebook and in the terminal
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class TrialDifference:
             ]
             for entry in self.metrics
         ]
-        images = [[f"{each.difference:.2f}", each.caption] for each in self.images[:_MAX_SHOWN]]
+        images = [[f"{each.difference:.2f}", each.caption] for each in self.images[:_MAX_CAPTIONS]]
         return [
             (["key", one, other], keys),
             (["metric", one, other, "difference", "better"], metrics),
@@ -265,13 +265,13 @@ def _images(first: Trial, second: Trial) -> tuple[ImageDifference, ...]:
     if one.shape != other.shape:  # images of other sizes
         return ()
     if column == "tokens":
-        apart = (one != other).mean(axis=1)
+        distances = (one != other).mean(axis=1)
     else:
-        apart = _distances(one, other) / _unit(one, [caption for caption, _ in shared])
+        distances = _distances(one, other) / _mean_distance(one, [caption for caption, _ in shared])
     captions = tables[0]["caption"].to_pylist()
     found = [
         ImageDifference(key[0], key[1], captions[keys[0][key]], float(value))
-        for key, value in zip(shared, apart, strict=True)
+        for key, value in zip(shared, distances, strict=True)
     ]
     return tuple(sorted(found, key=lambda each: -each.difference))
 
@@ -292,7 +292,7 @@ def _distances(one: Floats, other: Floats) -> Floats:
     return distances
 
 
-def _unit(features: Floats, captions: list[int]) -> float:
+def _mean_distance(features: Floats, captions: list[int]) -> float:
     """The mean distance between images of different captions; 1 if there are none."""
     differ = np.array(captions) != np.roll(captions, 1)
     if not differ.any():

@@ -20,8 +20,8 @@ from orchestrator.store import files
 from workers.metrics.costs import SittingSource
 from workers.metrics.definition import TIMINGS, Metric
 
-_MOST = 1000.0  # times as many images or sessions; beyond it nobody tries
-_MOST_DAYS = 100
+_MAX_FACTOR = 1000.0  # times as many images or sessions; beyond it nobody tries
+_MAX_DAYS = 100
 #: What is measured again. A sitting is one call of `launch` or `time`; one of another day counts.
 Effort = Literal["images", "sessions", "days"]
 
@@ -96,15 +96,15 @@ def _least(part: _Parts, difference: float, dof: float) -> tuple[Effort, float] 
         return None
     target = (difference / _critical(dof)) ** 2
     ways: tuple[tuple[Effort, float], ...] = (("sessions", part.sessions), ("images", part.images))
-    for effort, falls in ways:
-        stays = part.total - falls
-        if falls and target > stays:
-            factor = falls / (target - stays)
-            if factor <= _MOST:
+    for effort, reducible in ways:
+        rest = part.total - reducible
+        if reducible and target > rest:
+            factor = reducible / (target - rest)
+            if factor <= _MAX_FACTOR:
                 return effort, factor
     if not part.days:
         return None
-    for days in range(part.days + 1, _MOST_DAYS + 1):
+    for days in range(part.days + 1, _MAX_DAYS + 1):
         variance = part.images + (part.sessions + part.sittings) * part.days / days
         if abs(difference) > _critical(dof + days - part.days) * math.sqrt(variance):
             return "days", days / part.days
@@ -122,9 +122,9 @@ def _pairs(front: Front) -> Iterator[tuple[Candidate, Candidate]]:
     if len(front.metrics) == 2:
         yield from pairwise(front.members)
         return
-    for one, other in combinations(front.members, 2):
-        if other.name in (one.within_error_of or ()):
-            yield one, other
+    for first, second in combinations(front.members, 2):
+        if second.name in (first.within_error_of or ()):
+            yield first, second
 
 
 def _separations(front: Front) -> tuple[list[Separation], int]:
@@ -135,23 +135,25 @@ def _separations(front: Front) -> tuple[list[Separation], int]:
     places = {trial.name: place for place, trial in enumerate(front.candidates)}
     found = []
     within = 0
-    for one, other in _pairs(front):
-        pair = (places[one.name], places[other.name])
+    for first, second in _pairs(front):
+        pair = (places[first.name], places[second.name])
         differs = joint.differ(*pair)
         differences, _, dof = joint.difference(*pair)
         for place, metric in enumerate(front.metrics):
-            if differs[place] or (one.has_vanillas(metric) and other.has_vanillas(metric)):
+            if differs[place] or (first.has_vanillas(metric) and second.has_vanillas(metric)):
                 continue
             within += 1
             part = _parts(joint, pair, place, metric)
-            least = part and _least(part, float(differences[place]), float(dof[place]))
-            if part is None or least is None:
+            if part is None:
+                continue
+            least = _least(part, float(differences[place]), float(dof[place]))
+            if least is None:
                 continue
             effort, factor = least
-            images = min(trial.metrics[metric.name].n for trial in (one, other))
+            images = min(trial.metrics[metric.name].n for trial in (first, second))
             counts = {"images": math.ceil(factor * images), "days": round(factor * part.days)}
             found.append(
-                Separation(one.name, other.name, metric.name, effort, factor, counts.get(effort))
+                Separation(first.name, second.name, metric.name, effort, factor, counts.get(effort))
             )
     return found, within
 

@@ -298,7 +298,8 @@ class Prices:
         larger.
         """
         repeated = list[set[str]]()
-        told = list[tuple[str, float, int]]()  # of each shape: a sitting, squares, and their number
+        # of each shape: a sitting, the sum of squares, and their number
+        excesses = list[tuple[str, float, int]]()
         for shape, sessions in self._of_shape.items():
             sittings = _by_sitting(sessions)
             if shape == self.vanilla or len(sittings) < 2:
@@ -310,11 +311,11 @@ class Prices:
             assumed = float(np.mean([_variance(each).ratio for each in sittings]))
             excess = float(np.square(logs - logs.mean()).sum()) - (len(logs) - 1) * explained
             names = {each[0].sitting for each in sittings}
-            told.append((min(names), excess / assumed, len(logs) - 1))
+            excesses.append((min(names), excess / assumed, len(logs) - 1))
             repeated = _link(repeated, names)
         squares = count = float(_ASSUMED_DOF)
         for names in repeated:
-            own = [(square, number) for name, square, number in told if name in names]
+            own = [(square, number) for name, square, number in excesses if name in names]
             share = 1 / (1 + (len(own) - 1) * COMMON_SHARE**2)
             squares += share * math.fsum(square for square, _ in own)
             count += share * sum(number for _, number in own)
