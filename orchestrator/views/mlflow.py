@@ -23,10 +23,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from orchestrator.front.questions import front_records
 from orchestrator.store import config_file, files, locks
+from orchestrator.store.identity import Identity
 from orchestrator.store.records import State, TrialRecord
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import redact_file
@@ -73,6 +74,7 @@ _SWEEP_ARTIFACTS = (
 _IMAGE_GRID = "images.png"  # of a trial's artifacts
 _PAGE = 1000  # runs per search request
 _BATCH = 1000  # metrics per request
+_REFUSALS = (400, 403, 404)  # HTTP's codes for a request that this server does not take
 _STATUS: Mapping[State, str] = {
     "complete": RUN_STATUS["finished"],
     "stopped": RUN_STATUS["interrupted"],
@@ -88,6 +90,14 @@ class _TrialRun:
     complete: bool
     tags: dict[str, str]
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+class _Description(NamedTuple):
+    """The description of a trial's run, and what it was made from."""
+
+    record: TrialRecord
+    pareto: bool
+    text: str
 
 
 class MlflowView(View[Sweep]):
@@ -121,6 +131,8 @@ class MlflowView(View[Sweep]):
         self._experiment_id = ""
         self._parent = ""  # id of the sweep's run
         self._views: dict[str, str] = {}  # the experiment's tags
+        self._lacks_inputs = False  # whether MLflow refused datasets
+        self._descriptions: dict[int, _Description] = {}  # of trials by number
 
     def update(self, source: Sweep) -> None:
         """Log what is new and update what changed."""
@@ -192,8 +204,11 @@ class MlflowView(View[Sweep]):
 
     def _marks(self, sweep: Sweep, record: TrialRecord, *, pareto: bool) -> dict[str, str]:
         """The tags of a trial's run that change while the sweep runs."""
-        note = describe_trial(sweep, record, pareto=pareto)
-        return runs.marks(self._parent, record, pareto=pareto) | {NOTE: note}
+        known = self._descriptions.get(record.number)
+        if known is None or known[:2] != (record, pareto):
+            known = _Description(record, pareto, describe_trial(sweep, record, pareto=pareto))
+            self._descriptions[record.number] = known
+        return runs.marks(self._parent, record, pareto=pareto) | {NOTE: known.text}
 
     def _read_experiment(self, sweep: Sweep) -> dict[int, _TrialRun]:
         """Find or create the experiment and the sweep's run; returns the existing trial runs by
@@ -259,7 +274,6 @@ class MlflowView(View[Sweep]):
         params = [Param(key, value) for key, value in runs.params(record).items()]
         metrics = runs.metrics(record, finished, identity)
         self._client.log_batch(run.run_id, metrics, params)
-        self._client.log_inputs(run.run_id, runs.datasets(identity))
         if is_new:
             run.metrics = {metric.key: metric.value for metric in runs.last_values(metrics)}
         else:  # an earlier attempt may have logged other speeds at this moment
@@ -274,14 +288,32 @@ class MlflowView(View[Sweep]):
                 if self._add_images(Path(artifacts), sweep, record):
                     marks = marks | {LOGGED_IMAGES: "True"}
             self._log_artifacts(run.run_id, artifacts, sweep, record)
+        self._log_inputs(run.run_id, identity)
         self._client.set_terminated(run.run_id, _STATUS[record.state], finished)
         # after everything else: a run with these tags is not logged again
         changed = marks
         if record.stop:
-            changed = {runs.CAUSE: "revived", **tags}  # a complete trial has no cause
+            # a complete trial has no cause
+            changed = {runs.CAUSE: "revived", **tags, **marks}
         self._refresh(sweep, record, run, changed)
         run.complete = True
         return run
+
+    def _log_inputs(self, run_id: str, identity: Identity) -> None:
+        """Log the datasets that a run read. A server that refuses them has the rest, with one
+        note.
+        """
+        from mlflow.exceptions import MlflowException
+
+        if self._lacks_inputs:
+            return
+        try:
+            self._client.log_inputs(run_id, runs.datasets(identity))
+        except MlflowException as error:
+            if error.get_http_status_code() not in _REFUSALS:
+                raise  # the server is away: all of it is logged again
+            self._lacks_inputs = True
+            self.notes.append(f"{explain_error(error, self.uri)}; its runs lack their datasets")
 
     def _add_images(self, folder: Path, sweep: Sweep, record: TrialRecord) -> bool:
         """Add the images of a trial's grid, each under the key of its caption, to the artifacts in
@@ -386,7 +418,7 @@ class MlflowView(View[Sweep]):
             self._client.log_batch(self._parent, metrics[start : start + _BATCH])
         write_shared_views(self._client, self._experiment_id, sweep, self._views)
         if params:
-            self._client.log_inputs(self._parent, runs.datasets(identity))
+            self._log_inputs(self._parent, identity)
         self._client.log_batch(self._parent, params=params, tags=[note])
 
 

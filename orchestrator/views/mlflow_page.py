@@ -148,11 +148,21 @@ def shared_views(sweep: Sweep, images: Sequence[str] = ()) -> dict[str, str]:
     charts = view_charts(sweep.identity, images)
     front = _view(sweep, front_records(sweep), f"tags.`{PARETO}` = 'true'")
     everything = _view(sweep, sweep.records, f"tags.`{KIND}` = 'trial'")
-    return {name: _packed(front | charts), f"{name}{_ALL}": _packed(everything | charts)}
+    return {name: _fitting(front, charts), f"{name}{_ALL}": _fitting(everything, charts)}
+
+
+def _fitting(view: Mapping[str, Any], charts: Mapping[str, Any]) -> str:
+    """A packed view within the limit of a tag: without its charts if it must be, and then with a
+    single column.
+    """
+    columns = view["selectedColumns"]
+    candidates = ({**view, **charts}, view, {**view, "selectedColumns": columns[:1]})
+    packed = map(_packed, candidates)
+    return next((text for text in packed if len(text) <= MAX_TAG), "")
 
 
 def _packed(view: Mapping[str, Any]) -> str:
-    """A view as MLflow's interface packs it, because a tag has a limit."""
+    """A view as MLflow's interface packs it."""
     data = zlib.compress(json.dumps(view).encode(), level=9)
     return _PACKED + base64.b64encode(data).decode()
 

@@ -9,13 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from orchestrator.store.identity import write_identity
+from orchestrator.store.records import TrialRecord, write_trial
 from orchestrator.store.sweep import Sweep
+from orchestrator.views.mlflow import MlflowView
 from orchestrator.views.mlflow_images import grid_keys, image_keys, write_images
+from orchestrator.views.mlflow_page import describe_trial
 from orchestrator.views.mlflow_sync import sync
-from tests.fakes.synthetic_sweeps import CAPTIONS, GRID, identity, write_sweep
+from tests.fakes.synthetic_sweeps import CAPTIONS, GRID, identity, stop_early, write_sweep
 from workers.data.pictures import image_grid, png
 from workers.data.storage import Storage
 
@@ -45,8 +49,9 @@ def test_each_run_has_its_images_under_the_keys_of_their_captions(
     from mlflow.tracking import MlflowClient
 
     shutil.copy(empty_database, tmp_path / "mlflow.db")
-    write_sweep(tmp_path / "sweep", 3, name="demo", failed=(2,), shards=True)
+    *_, last = write_sweep(tmp_path / "sweep", 4, name="demo", failed=(2,), shards=True)
     storage = Storage(str(tmp_path / "sweep"))
+    write_trial(storage, stop_early(last, 1))
     write_identity(storage, identity("demo", versions={"commit": 40 * "a"}))
     sweep = Sweep.open(storage)
     pixels = write_grids(storage, sweep)
@@ -55,7 +60,7 @@ def test_each_run_has_its_images_under_the_keys_of_their_captions(
     for record in sweep.records:
         run = client.get_run(location.runs[record.number])
         files = client.list_artifacts(run.info.run_id, "images")
-        assert bool(files) == record.is_complete == ("mlflow.loggedImages" in run.data.tags)
+        assert bool(files) == (not record.has_failed) == ("mlflow.loggedImages" in run.data.tags)
         by_key: dict[str, dict[bool, Path]] = defaultdict(dict)
         for file in files:
             parts = NAME.match(Path(file.path).name)
@@ -63,7 +68,7 @@ def test_each_run_has_its_images_under_the_keys_of_their_captions(
             assert parts["step"] == "0"
             path = Path(client.download_artifacts(run.info.run_id, file.path))
             by_key[parts["key"].replace("~", "/")][bool(parts["small"])] = path
-        if record.is_complete:
+        if not record.has_failed:
             assert sorted(by_key) == grid_keys(sweep)
             for (key, (large, small)), image in zip(
                 sorted((key, (own[False], own[True])) for key, own in by_key.items()),
@@ -81,6 +86,40 @@ def test_each_run_has_its_images_under_the_keys_of_their_captions(
     names = [key.partition(" ")[2] for key in grid_keys(sweep)]
     assert names[0] == CAPTIONS[0]
     assert all(re.fullmatch(r"[\w\-. ]+", name, re.ASCII) for name in names)
+
+
+def test_a_server_that_refuses_datasets_has_the_rest_and_only_changes_are_described_again(
+    tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+    from mlflow.protos.databricks_pb2 import ENDPOINT_NOT_FOUND
+    from mlflow.tracking import MlflowClient
+
+    def refuse(*_: object) -> None:
+        raise MlflowException("no such endpoint", ENDPOINT_NOT_FOUND)
+
+    described: list[int] = []
+
+    def describe(sweep: Sweep, record: TrialRecord, *, pareto: bool) -> str:
+        described.append(record.number)
+        return describe_trial(sweep, record, pareto=pareto)
+
+    monkeypatch.setattr(MlflowClient, "log_inputs", refuse)
+    monkeypatch.setattr("orchestrator.views.mlflow.describe_trial", describe)
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
+    *_, last = write_sweep(tmp_path / "sweep", 2, name="demo", failed=())
+    storage = Storage(str(tmp_path / "sweep"))
+    view = MlflowView(storage)
+    view.update(Sweep.open(storage))
+    write_trial(storage, replace(last, label="changed"))
+    view.update(Sweep.open(storage))
+    view.close()
+    assert described == [0, 1, 1]
+    assert len([note for note in view.notes if "no such endpoint" in note]) == 1
+    assert view.location is not None
+    client = MlflowClient(view.uri)
+    for run_id in view.location.runs.values():
+        assert client.get_run(run_id).info.status == "FINISHED"
 
 
 def test_samples_of_a_caption_are_steps_of_one_key(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import replace
@@ -195,4 +196,27 @@ def test_a_trials_description_has_its_setting_and_its_values_with_units(tmp_path
     assert "on the front" in text
     assert "on the front" not in describe_trial(sweep, record, pareto=False)
     assert "lossless" in describe_trial(sweep, sweep.records[0], pareto=False)
-    assert describe_trial(sweep, sweep.records[7], pareto=False), "one that failed"
+    failed = sweep.records[7]
+    assert failed.has_failed
+    assert failed.config is not None
+    text = describe_trial(sweep, failed, pareto=False)
+    assert markdown(explain(failed.config)) in text
+    assert "| metric |" not in text
+
+
+def test_a_view_of_many_metrics_leaves_out_its_charts_to_fit_into_a_tag(tmp_path: Path) -> None:
+    write_sweep(tmp_path, 6)
+    sweep = Sweep.open(tmp_path)
+    fid = sweep.identity.metrics["fid"]
+    names = [hashlib.sha256(bytes([place])).hexdigest() for place in range(60)]
+    more = {name: replace(fid, name=name) for name in names}
+    identity = replace(sweep.identity, metrics={**sweep.identity.metrics, **more})
+    few, many = (
+        list(shared_views(found).values()) for found in (sweep, replace(sweep, identity=identity))
+    )
+    for with_charts, text in zip(few, many, strict=True):
+        assert len(text) <= 5000, "MLflow's limit of a tag"
+        view = read_view(text)
+        assert "compareRunCharts" in read_view(with_charts)
+        assert "compareRunCharts" not in view
+        assert view["selectedColumns"] == read_view(with_charts)["selectedColumns"]
