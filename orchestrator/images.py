@@ -4,9 +4,10 @@ generate with.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +19,7 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.token_check import TokenCheck
 from workers.decoding.token_checker import check_images
+from workers.runtime.timing import time_in_turn
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -108,3 +110,33 @@ class ImageEngine:
 
     def __repr__(self) -> str:
         return f"ImageEngine({self.decoder.target.name}, {self._setting}, {self.decoder.device})"
+
+
+def time_against_vanilla(
+    vanilla: Engine,
+    engine: Engine,
+    requests: Sequence[Request],
+    add: Callable[[int, Result], object],
+) -> list[dict[str, Any]]:
+    """Generate images with vanilla decoding and with a setting, in turn, batch by batch; returns
+    the timings (see `time_in_turn`): vanilla is setting 0, the other one setting 1.
+
+    Both first generate a batch that is not timed. A batch ends with its longest image, as in a
+    sweep's timings. add: called with the number of the setting for each of its results; those of
+    the batch that is not timed come twice.
+    """
+    size = engine.batch_size
+    batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+
+    def run(setting: int, decoder: Engine, batch: Sequence[Request]) -> list[Result]:
+        results = list(decoder.run(batch))
+        for result in results:
+            add(setting, result)
+        return results
+
+    return time_in_turn(
+        {"0": partial(run, 0, vanilla), "1": partial(run, 1, engine)},
+        batches,
+        engine.device,
+        encode=lambda batch: engine.target.encode([r.caption for r in batch], guided=False),
+    )

@@ -33,6 +33,7 @@ PAGES = (".html",)
 CONFIGS = (".yaml", ".yml")
 PAPER_TABLES = (".tex", ".md")  # see `orchestrator.shown.paper_tables`
 
+_WEIGHTS = (".safetensors", ".bin", ".ckpt", ".pt", ".pth")
 _JOB_VARIABLE = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for the entrypoint of a job
 _JOB_COPY = "/runtime_resources/working_dir_files/"  # in the path of a job's copy of --working-dir
 
@@ -170,8 +171,8 @@ def check_writable(folder: Path, option: str = "--out") -> None:
 
 def write_folder(folder: Path, files: Mapping[str, bytes | Path]) -> None:
     """Write files by name, which may have folders, into a folder, which is created if it is
-    missing: all of them, or none if one fails. A path is a file to link, or to copy if it is on
-    another disk.
+    missing: all of them, or none if one fails. A path is a file to copy; weights are linked if they
+    are on the same disk.
 
     Raises:
         CommandError: nothing can be written there, or one of them exists (2).
@@ -202,10 +203,12 @@ def write_folder(folder: Path, files: Mapping[str, bytes | Path]) -> None:
 
 
 def _link_or_copy(source: Path, file: Path) -> None:
-    try:
-        file.hardlink_to(source)
-    except OSError:  # another disk, or one without links
-        shutil.copyfile(source, file)
+    """Link weights, which nobody edits, and copy everything else."""
+    if file.suffix.lower() in _WEIGHTS:
+        with suppress(OSError):  # another disk, or one without links
+            file.hardlink_to(source)
+            return
+    shutil.copyfile(source, file)
 
 
 def _remove(path: Path) -> None:

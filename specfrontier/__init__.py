@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.front.choice import Choice
     from orchestrator.front.trial import Trial
     from orchestrator.images import DrawnImage, ImageEngine
-    from orchestrator.promise import PromiseCheck, check_promise
+    from orchestrator.remeasure import RemeasuredSpeed, remeasure_speedup
     from orchestrator.store.files import NoSweepError
     from search_spaces.params import ConfigError
     from search_spaces.presets import PRESETS
@@ -38,8 +38,8 @@ _HOMES = {
     "load_engine": "specfrontier.images",
     "ImageEngine": "orchestrator.images",
     "DrawnImage": "orchestrator.images",
-    "PromiseCheck": "orchestrator.promise",
-    "check_promise": "orchestrator.promise",
+    "RemeasuredSpeed": "orchestrator.remeasure",
+    "remeasure_speedup": "orchestrator.remeasure",
     "DecodingConfig": "search_spaces.trial",
     "PRESETS": "search_spaces.presets",
     "ConfigError": "search_spaces.params",
@@ -47,7 +47,7 @@ _HOMES = {
     "NoSweepError": "orchestrator.store.files",
     "CommandError": "orchestrator.errors",
 }
-_WITH_TORCH = ("specfrontier.images", "orchestrator.images", "orchestrator.promise")
+_WITH_TORCH = ("specfrontier.images", "orchestrator.images", "orchestrator.remeasure")
 __all__ = [
     "PRESETS",
     "Choice",
@@ -57,12 +57,12 @@ __all__ = [
     "DrawnImage",
     "ImageEngine",
     "NoSweepError",
-    "PromiseCheck",
     "QueryError",
+    "RemeasuredSpeed",
     "Sweep",
     "Trial",
-    "check_promise",
     "load_engine",
+    "remeasure_speedup",
 ]
 
 

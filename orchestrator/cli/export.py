@@ -28,8 +28,8 @@ def export(
     prices: q.PriceOptions,
     selection: q.TrialOptions,
     with_weights: bool = o.flag(
-        "Include the weights of the target and of the drafter, linked or, on another disk, copied, "
-        "and a models.yaml that names them. The built-in model's are part of this project."
+        "Include the files of the target and of the drafter, copied (large weights are hard links on "
+        "the same disk), and a models.yaml that names them. The built-in model's are part of this project."
     ),
     out: str = o.option(
         "Folder to write; created if missing.", "DIR", default="export", callback=o.output_path
@@ -40,7 +40,7 @@ def export(
     and README.md, a model card as the Hugging Face Hub reads it, with what was measured, the drafter
     and the flags of published code (LANTERN, EAGLE, SJD, GSD) or why they cannot express it.
     """
-    from orchestrator.shown.export import export_files
+    from orchestrator.shown.export import CAPTIONS, export_files
 
     if not selection.is_given():
         raise CommandError(
@@ -55,4 +55,10 @@ def export(
     files = export_files(trial, with_weights=with_weights)
     write_folder(Path(out), files)
     names = dict.fromkeys(name.partition("/")[0] for name in files)
+    if CAPTIONS not in files:
+        note = (
+            f"note: without {CAPTIONS}, which `draw.py --measure` reads: the sweep has no readable "
+            "images of vanilla, whose captions it would have; write one caption a line"
+        )
+        typer.echo(note, err=True)
     typer.echo(clean(f"{out}: {trial.heading} ({', '.join(names)})"))

@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from PIL import PngImagePlugin
 
 from orchestrator.errors import FAILED, INTERRUPTED, CommandError, ends_with
-from orchestrator.images import DrawnImage, ImageEngine
+from orchestrator.images import DrawnImage, ImageEngine, time_against_vanilla
 from orchestrator.store.names import SettingNames
 from orchestrator.text import counted
 from search_spaces.documents import write_document
@@ -28,7 +27,6 @@ from workers.decoding.engine import DecodingError
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
-from workers.runtime.timing import time_in_turn
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
 _MAX_CAPTION_CHARS = 48  # characters of a caption in a file name
@@ -84,38 +82,24 @@ class Gallery:
         self, vanilla: Gallery, requests: Sequence[Request]
     ) -> list[dict[str, Any]]:
         """Generate vanilla's images too, in turn, batch by batch; returns the timings (see
-        `time_in_turn`): vanilla is setting 0, this one setting 1.
-
-        Both first generate a batch that is not timed. A batch ends with its longest image, as in a
-        sweep's timings.
+        `time_against_vanilla`): vanilla is setting 0, this one setting 1.
 
         Raises:
             CommandError: decoding failed (1) or was interrupted (130).
         """
-        decoder = self.engine.decoder
-        size = decoder.batch_size
-        batches = [requests[start : start + size] for start in range(0, len(requests), size)]
         galleries = (vanilla, self)
         found: tuple[dict[Request, Result], dict[Request, Result]] = ({}, {})
 
-        def run(side: int, batch: Sequence[Request]) -> list[Result]:
-            results = list(galleries[side].engine.decoder.run(batch))
-            for result in results:
-                # the batch that is not timed is generated again
-                if side and result.request not in found[side]:
-                    advance()
-                found[side][result.request] = result
-            return results
+        def add(side: int, result: Result) -> None:
+            # the batch that is not timed is generated again
+            if side and result.request not in found[side]:
+                advance()
+            found[side][result.request] = result
 
         with self.progress(len(requests)) as advance:
             try:
-                return time_in_turn(
-                    {str(side): partial(run, side) for side in (0, 1)},
-                    batches,
-                    decoder.device,
-                    encode=lambda batch: decoder.target.encode(
-                        [request.caption for request in batch], guided=False
-                    ),
+                return time_against_vanilla(
+                    vanilla.engine.decoder, self.engine.decoder, requests, add
                 )
             finally:
                 for gallery, results in zip(galleries, found, strict=True):

@@ -39,7 +39,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from specfrontier import check_promise, load_engine
+from specfrontier import load_engine, remeasure_speedup
 
 HERE = Path(__file__).parent
 # builtin, a folder of weights, or FILE#ENTRY of a models.yaml; paths start at this folder
@@ -58,7 +58,7 @@ def main() -> None:
         engine = load_engine(HERE / "{setting}", models, batch=BATCH)
         if is_measured:
             captions = (HERE / "{captions}").read_text("utf-8").splitlines()
-            found = check_promise(engine, HERE / "{setting}", captions, SAMPLING)
+            found = remeasure_speedup(engine, HERE / "{setting}", captions, SAMPLING)
             print(found)
             sys.exit(0 if found.holds else 1)
         images = engine.draw(captions)
@@ -79,12 +79,11 @@ if __name__ == "__main__":
 def export_files(trial: Trial, *, with_weights: bool = False) -> dict[str, bytes | Path]:
     """The folder's files by name: their bytes, or the files that they are copies of.
 
-    with_weights: include the target's files and the drafter's. Those of the built-in model are part
-    of this project.
+    The captions are left out if vanilla's images are not there. with_weights: include the target's
+    files and the drafter's. Those of the built-in model are part of this project.
 
     Raises:
-        ValueError, OSError: weights are missing, damaged, or not the sweep's; or vanilla's images
-            are missing, whose captions the folder has.
+        ValueError, OSError: weights are missing, damaged, or not the sweep's.
     """
     from workers.loading.models_yaml import absolute_source, find_entry
 
@@ -102,13 +101,15 @@ def export_files(trial: Trial, *, with_weights: bool = False) -> dict[str, bytes
         captions=CAPTIONS,
         builtin=BUILTIN,
     )
+    captions = _captions(trial)
     texts = {
         SETTING: trial.config_text,
         SCRIPT: script,
         REQUIREMENTS: _requirements(trial),
-        CAPTIONS: _captions(trial),
-        PAGE: _page(trial, is_whole=bool(files)),
+        PAGE: _page(trial, is_whole=bool(files), has_captions=bool(captions)),
     }
+    if captions:
+        texts[CAPTIONS] = captions
     return {name: text.encode() for name, text in texts.items()} | files
 
 
@@ -154,11 +155,15 @@ def _weight_files(trial: Trial, entry: Entry) -> dict[str, bytes | Path]:
 
 
 def _captions(trial: Trial) -> str:
-    """Captions of the sweep, for a few batches, one a line. Raises ValueError if vanilla's images
-    are missing.
+    """Captions of the sweep, for a few batches, one a line; none if vanilla has not finished, or
+    its images are missing.
     """
     count = max(_MIN_CAPTIONS, _MIN_BATCHES * trial.batch)
-    texts = [clean(" ".join(caption.text.split())) for caption in trial.sweep.captions()]
+    try:
+        captions = trial.sweep.captions()
+    except ValueError:
+        return ""
+    texts = [clean(" ".join(caption.text.split())) for caption in captions]
     return "".join(f"{text}\n" for text in texts[:count])
 
 
@@ -175,8 +180,10 @@ def _requirements(trial: Trial) -> str:
     return "\n".join([clean(f"# Python {versions.get('python', '')}").rstrip(), *pinned, ""])
 
 
-def _page(trial: Trial, *, is_whole: bool) -> str:
-    """A model card as the Hugging Face Hub reads it. is_whole: the folder has the weights."""
+def _page(trial: Trial, *, is_whole: bool, has_captions: bool) -> str:
+    """A model card as the Hugging Face Hub reads it. is_whole: the folder has the weights.
+    has_captions: it has captions.txt.
+    """
     identity = trial.sweep.identity
     sweep = markdown(identity.name)
     target = markdown(identity.target)
@@ -190,6 +197,9 @@ def _page(trial: Trial, *, is_whole: bool) -> str:
             f"The models are in `{WEIGHTS}`, by `{MODELS}`. The licences of their authors apply to "
             "them."
         )
+    captions = ""
+    if not has_captions:
+        captions = f" It reads captions from `{CAPTIONS}`, one a line, which is yours to write."
     plugins = [f" It needs the plugin {markdown_code(name)}." for name in trial.config.plugins]
     draw = f'pip install -r {REQUIREMENTS}\npython {SCRIPT} "a caption"\npython {SCRIPT} --measure'
     parts = [
@@ -201,8 +211,8 @@ def _page(trial: Trial, *, is_whole: bool) -> str:
         f"Install {_PROJECT} {version} from its repository or a wheel of it; then:",
         markdown_block(draw, "sh"),
         f"{models} The last line measures on your machine how much faster than vanilla decoding "
-        f"the setting is, and compares it with the table. `specfrontier generate --config "
-        f"{SETTING}` takes the setting, too.{''.join(plugins)}",
+        f"the setting is, and compares it with the table.{captions} `specfrontier generate "
+        f"--config {SETTING}` takes the setting, too.{''.join(plugins)}",
         *_drafter(trial),
         "## In published code",
         *_published(trial),

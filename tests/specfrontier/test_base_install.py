@@ -31,7 +31,7 @@ import specfrontier
 
 engine = specfrontier.load_engine("sjd", device="cpu")
 print(engine.draw(["a large red circle"])[0].image.size)
-assert specfrontier.check_promise, "for an exported setting"
+assert specfrontier.remeasure_speedup, "for an exported setting"
 """
 PLOTS = """
 import specfrontier

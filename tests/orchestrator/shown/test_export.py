@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from orchestrator.front.front import front_of
 from orchestrator.front.trial import Trial
 from orchestrator.outputs import write_folder
-from orchestrator.promise import PromiseCheck, check_promise
+from orchestrator.remeasure import RemeasuredSpeed, remeasure_speedup
 from orchestrator.shown.export import (
     CAPTIONS,
     MODELS,
@@ -142,6 +142,17 @@ def test_the_page_is_a_model_card_with_what_was_measured_and_the_drafter(
     assert "eagle" in head["tags"]
     assert head["pipeline_tag"] == "text-to-image"
     assert f"of {trial.sweep.identity.target}, and of no other" in page
+
+
+def test_without_vanillas_images_the_folder_has_no_captions(sweep: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(sweep, mine, ignore=shutil.ignore_patterns("shards"))
+    done = specfrontier("export", str(mine), "--trial", "1", "--out", str(tmp_path / "out"))
+    assert done.code == 0, done.err
+    assert CAPTIONS in done.err
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {CAPTIONS}
+    assert CAPTIONS in (tmp_path / "out" / PAGE).read_text()
+    assert CAPTIONS not in page_of(next(iter(front_of([Sweep.open(sweep)]).candidates)))
 
 
 def test_vanilla_has_no_drafter_to_describe(sweep: Path, tmp_path: Path) -> None:
@@ -366,6 +377,9 @@ def test_all_kinds_of_weights_are_taken_along(sweep: Path, tmp_path: Path) -> No
             export_files(trial, with_weights=True)
     found = find_entry(str(tmp_path / "out" / MODELS))
     assert found.hashes == hashes
+    for name, is_linked in (("a.safetensors", True), ("model.safetensors.index.json", False)):
+        (copy,) = (tmp_path / "out" / WEIGHTS).rglob(name)
+        assert copy.samefile(cache / "gpt" / name) == is_linked, "what one may edit is a copy"
     assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
 
 
@@ -381,45 +395,55 @@ SPEED = MeasuredSpeed("demo", 5, "0f" * 8, "2.00 ± 0.10", 1, "EPYC, 1 thread")
     [
         (2.3, 0.01, True),
         (1.9, 0.1, True),
-        (1.71, 0.1, False),
-        (1.71, 0.2, True),
+        (1.79, 0.01, True),  # the sweep's own error and the change from day to day
+        (1.6, 0.1, False),
+        (1.6, 0.15, False),
+        (1.6, 0.2, True),
         (1.5, 0.01, False),
     ],
 )
-def test_a_promise_holds_unless_it_is_broken_beyond_the_errors(
+def test_a_speed_up_holds_unless_it_is_smaller_beyond_the_errors(
     value: float, error: float, holds: bool
 ) -> None:
-    found = PromiseCheck(SPEED, Estimate(value, error, 8), ["its batch is 2"], None)
+    found = RemeasuredSpeed(SPEED, Estimate(value, error, 8), ["its batch is 2"], None)
     assert found.holds == holds
     assert ("does not hold" in str(found)) != holds
     assert "its batch is 2" in str(found)
+    few = replace(found, measured=Estimate(value, error, 4))
+    assert few.holds == (holds or (value == 1.6 and error == 0.15)), "of few batches by Student's t"
     false_claim = replace(found, tokens=TokenCheck(8, 1000, 9.0, 0.0, 0))
     assert not false_claim.holds
 
 
-def test_a_promise_is_measured_again_against_vanilla_on_the_same_captions(
+def test_a_speed_up_is_measured_again_against_vanilla_on_the_same_captions(
     sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = next(t for t in front_of([Sweep.open(sweep)]).candidates if t.record.label == "cool")
     file = trial.save(tmp_path / SETTING)
     engine = load_engine(file, batch=1)
     asked: list[list[str]] = []
+    threads: list[int] = []
+    own = torch.get_num_threads()
+    device = f"a CPU, {own + 1} threads"
+    file.write_text(re.sub("( at batch 1 on ).*", rf"\g<1>{device}", file.read_text(), count=1))
 
     def time(settings: Any, batches: Any, device: torch.device, **_: Any) -> list[dict[str, Any]]:
+        threads.append(torch.get_num_threads())
         asked.extend([request.caption for request in batch] for batch in batches)
-        seconds = {"vanilla": 3.0, "own": 1.5}
+        seconds = {"0": 3.0, "1": 1.5}
         return [{"setting": name, "seconds": seconds[name]} for name in settings for _ in batches]
 
-    monkeypatch.setattr("orchestrator.promise.time_in_turn", time)
-    found = check_promise(engine, file, [CAPTION, "a small blue star"])
+    monkeypatch.setattr("orchestrator.images.time_in_turn", time)
+    found = remeasure_speedup(engine, file, [CAPTION, "a small blue star"])
     assert asked == [[CAPTION], ["a small blue star"]]
     assert found.measured.value == 2.0
-    assert found.promised.speedup == str(trial.metrics["speedup"])
+    assert (threads, torch.get_num_threads()) == ([own + 1], own), "as in the sweep, and restored"
+    assert found.expected.speedup == str(trial.metrics["speedup"])
     with pytest.raises(ValueError, match="at least 2"):
-        check_promise(engine, file, [CAPTION])
+        remeasure_speedup(engine, file, [CAPTION])
     file.write_text("# nothing\n" + yaml.safe_dump(trial.config.to_mapping()))
     with pytest.raises(ValueError, match="state no speed-up"):
-        check_promise(engine, file, [CAPTION, CAPTION])
+        remeasure_speedup(engine, file, [CAPTION, CAPTION])
 
 
 def test_the_script_measures_on_the_captions_of_the_folder(
@@ -429,19 +453,19 @@ def test_the_script_measures_on_the_captions_of_the_folder(
     write_folder(tmp_path / "out", export_files(trial))
     asked: list[Any] = []
 
-    def check(*arguments: Any) -> PromiseCheck:
+    def check(*arguments: Any) -> RemeasuredSpeed:
         asked.extend(arguments[1:])
-        return PromiseCheck(SPEED, Estimate(1.0, 0.01, 8), [], None)
+        return RemeasuredSpeed(SPEED, Estimate(1.0, 0.01, 8), [], None)
 
     monkeypatch.setattr("specfrontier.load_engine", lambda *_, **__: None)
-    monkeypatch.setattr("specfrontier.check_promise", check)
+    monkeypatch.setattr("specfrontier.remeasure_speedup", check)
     script = (tmp_path / "out" / SCRIPT).read_text()
     names: dict[str, Any] = {"__name__": "draw", "__file__": str(tmp_path / "out" / SCRIPT)}
     exec(compile(script, SCRIPT, "exec"), names)
     monkeypatch.setattr(sys, "argv", ["draw.py", "--measure"])
     with pytest.raises(SystemExit) as ended:
         names["main"]()
-    assert ended.value.code == 1, "the promise is broken"
+    assert ended.value.code == 1, "it does not hold"
     assert "does not hold" in capsys.readouterr().out
     sampling = trial.sweep.identity.sampling.to_mapping()
     assert asked == [tmp_path / "out" / SETTING, [CAPTION], sampling]

@@ -1,18 +1,20 @@
-"""Whether the speed-up that a sweep measured of a setting holds on this machine."""
+"""The speed-up that a sweep measured of a setting, measured again on this machine."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from orchestrator.images import ImageEngine
+from orchestrator.front.joint import critical_t
+from orchestrator.images import ImageEngine, time_against_vanilla
 from orchestrator.store.config_file import MeasuredSpeed, head_comments
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
@@ -20,36 +22,42 @@ from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.decoding.token_check import TokenCheck
 from workers.decoding.token_checker import check_images
+from workers.metrics.costs import QUIET
 from workers.metrics.estimate import Estimate, ratio_estimate
 from workers.runtime.device import device_name, this_device
-from workers.runtime.timing import time_in_turn
 
 _THREADS = re.compile(r", (\d+) threads?$")  # in the name of a CPU that timed
-_ERRORS = 2.0  # a difference of so many standard errors is not luck
 
 
 @dataclass(frozen=True, slots=True)
-class PromiseCheck:
-    """A setting's speed-up on this machine, beside that of its sweep."""
+class RemeasuredSpeed:
+    """A setting's speed-up on this machine, with that of its sweep."""
 
-    promised: MeasuredSpeed
+    expected: MeasuredSpeed  # by the sweep
     measured: Estimate  # here
     differences: list[str]  # why this run is not the sweep's
     tokens: TokenCheck | None  # of a lossless setting
 
     @property
     def holds(self) -> bool:
-        """Whether the speed-up here is not smaller beyond two standard errors of the difference,
-        and the tokens of a lossless setting are the target's own.
+        """Whether the speed-up here is not smaller at the 5 % level of Student's t, and the tokens
+        of a lossless setting are the target's own.
+
+        The error here has the change of a quiet machine from day to day, which that of the sweep
+        has already. The degrees of freedom are Welch's (1947), of the batches here.
         """
-        value, _, error = self.promised.speedup.partition(" ± ")
-        spread = math.hypot(self.measured.error, float(error or 0))
-        is_fast = self.measured.value >= float(value) - _ERRORS * spread
+        value, _, error = self.expected.speedup.partition(" ± ")
+        day = QUIET.ratio * self.measured.value
+        spread = math.hypot(self.measured.error, day, float(error or 0))
+        dof = np.array(math.inf)
+        if self.measured.error > 0:
+            dof = np.array((self.measured.n - 1) * (spread / self.measured.error) ** 4)
+        is_fast = self.measured.value >= float(value) - float(critical_t(dof)) * spread
         return is_fast and (self.tokens is None or self.tokens.passed)
 
     def __str__(self) -> str:
         lines = [
-            self.promised.describe(),
+            self.expected.describe(),
             f"here: {self.measured}, from {self.measured.n} batches",
         ]
         if self.differences:
@@ -57,18 +65,19 @@ class PromiseCheck:
         if self.tokens is not None:
             are = "are" if self.tokens.passed else "are not"
             lines.append(f"the tokens {are} the target's own (p = {self.tokens.p_value:.2g})")
-        lines.append(f"the promise {'holds' if self.holds else 'does not hold'} here")
+        lines.append(f"the measured speed-up {'holds' if self.holds else 'does not hold'} here")
         return "\n".join(lines)
 
 
-def check_promise(
+def remeasure_speedup(
     engine: ImageEngine,
     setting: str | Path,
     captions: Sequence[str],
     sampling: Mapping[str, Any] | None = None,
-) -> PromiseCheck:
+) -> RemeasuredSpeed:
     """Measure the speed-up of an engine's setting against vanilla decoding again, as `generate
-    --against vanilla` does: both generate each batch of captions, in turn.
+    --against vanilla` does: both generate each batch of captions, in turn. On a CPU with the number
+    of threads that the sweep timed with.
 
     Args:
         engine: the setting with its models.
@@ -80,22 +89,34 @@ def check_promise(
         ValueError: the file states no speed-up, or there are too few captions.
         OSError: the file cannot be read.
     """
-    promised = MeasuredSpeed.read(head_comments(Path(setting).read_text("utf-8")))
-    if promised is None:
+    expected = MeasuredSpeed.read(head_comments(Path(setting).read_text("utf-8")))
+    if expected is None:
         raise ValueError(f"{setting}: its comments state no speed-up")
     decoder = engine.decoder
-    if decoder.device.type == "cpu" and (threads := _THREADS.search(promised.device)):
-        torch.set_num_threads(int(threads[1]))
     plain = decoder.sampling if sampling is None else Sampling.from_mapping(sampling)
     requests = engine.requests(captions, 1)
-    speedup, tokens = _compare(decoder, plain, requests)
-    devices = [str(this_device(decoder.device)), device_name(decoder.device)]
-    differences = promised.differences(decoder.config.digest(), decoder.batch_size, devices)
+    with _threads_of(expected, decoder.device):
+        speedup, tokens = _compare(decoder, plain, requests)
+        devices = [str(this_device(decoder.device)), device_name(decoder.device)]
+    differences = expected.differences(decoder.config.digest(), decoder.batch_size, devices)
     check = None
     if decoder.config.is_lossless(plain, decoder.target.grid.cols):
         drawn = torch.stack([tokens[request] for request in requests])
         check = check_images(decoder.target, decoder.sampling, list(captions), drawn, decoder.seed)
-    return PromiseCheck(promised, speedup, differences, check)
+    return RemeasuredSpeed(expected, speedup, differences, check)
+
+
+@contextmanager
+def _threads_of(expected: MeasuredSpeed, device: torch.device) -> Iterator[None]:
+    """On a CPU, use as many threads as a sweep timed with while the block runs."""
+    own = torch.get_num_threads()
+    threads = _THREADS.search(expected.device)
+    if device.type == "cpu" and threads:
+        torch.set_num_threads(int(threads[1]))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
 
 
 def _compare(
@@ -105,24 +126,15 @@ def _compare(
     size = decoder.batch_size
     plain = DecodingConfig(sampling=sampling)
     vanilla = Engine(decoder.target, plain, seed=decoder.seed, batch_size=size)
-    batches = [requests[start : start + size] for start in range(0, len(requests), size)]
     tokens: dict[Request, torch.Tensor] = {}
 
-    def run(of: Engine, batch: Sequence[Request]) -> list[Result]:
-        results = list(of.run(batch))
-        if of is decoder:
-            tokens.update((result.request, result.tokens) for result in results)
-        return results
+    def add(setting: int, result: Result) -> None:
+        if setting == 1:
+            tokens[result.request] = result.tokens
 
-    settings = {"vanilla": partial(run, vanilla), "own": partial(run, decoder)}
-    rows = time_in_turn(
-        settings,
-        batches,
-        decoder.device,
-        encode=lambda batch: decoder.target.encode([r.caption for r in batch], guided=False),
-    )
+    rows = time_against_vanilla(vanilla, decoder, requests, add)
     vanillas, own = (
-        torch.tensor([row["seconds"] for row in rows if row["setting"] == name])
-        for name in settings
+        torch.tensor([row["seconds"] for row in rows if row["setting"] == setting])
+        for setting in ("0", "1")
     )
-    return ratio_estimate(vanillas, own, torch.arange(len(batches))), tokens
+    return ratio_estimate(vanillas, own, torch.arange(len(own))), tokens
