@@ -310,7 +310,8 @@ class MlflowView(View[Sweep]):
         try:
             self._client.log_inputs(run_id, runs.datasets(identity))
         except MlflowException as error:
-            if error.get_http_status_code() not in _REFUSALS:
+            status = error.get_http_status_code()  # type: ignore[no-untyped-call]
+            if status not in _REFUSALS:
                 raise  # the server is away: all of it is logged again
             self._lacks_inputs = True
             self.notes.append(f"{explain_error(error, self.uri)}; its runs lack their datasets")
