@@ -4,6 +4,7 @@ on-prem form that the comments of the first give; the images that nodes get.
 
 from __future__ import annotations
 
+import json
 import re
 from importlib.metadata import version
 from pathlib import Path
@@ -91,6 +92,10 @@ def test_every_node_runs_the_pinned_project() -> None:
 GCP = FILE.parent / "docs" / "cluster" / "ray_gcp.yaml"
 
 
+# by the names of the images, as `aws ec2 describe-images --image-ids` prints them
+UBUNTU = {"ami-028357be7d5b15c53": "24.04"}
+
+
 def python_of(release: str) -> tuple[int, int]:
     """The Python of an Ubuntu release."""
     return {"18.04": (3, 6), "20.04": (3, 8), "22.04": (3, 10), "24.04": (3, 12)}[release]
@@ -120,13 +125,32 @@ def test_nodes_on_aws_have_an_image_whose_python_runs_the_project() -> None:
     (image,) = set(found.values())
     assert re.fullmatch("ami-[0-9a-f]{17}", image)
     assert image not in DEFAULT_AMI.values(), "Ray's own is Ubuntu 18.04"
-    release = re.search(r"AMI \(Ubuntu ([\d.]+)\)", FILE.read_text())
-    assert release
-    assert python_of(release[1]) >= (3, 11)
+    assert python_of(UBUNTU[image]) >= (3, 11)
+    assert f"(Ubuntu {UBUNTU[image]})" in FILE.read_text()
     without = cloud()
     for kind in without["available_node_types"].values():
         del kind["node_config"]["ImageId"]
     assert set(images(without).values()) == {DEFAULT_AMI["us-east-1"]}, "it would have been seen"
+
+
+def test_gpu_nodes_may_write_to_buckets_and_start_no_machines() -> None:
+    (name,) = cloud()["available_node_types"]["gpu"]["node_config"]["IamInstanceProfile"].values()
+    commands = re.findall(r"^#   (aws iam .*)$", FILE.read_text(), flags=re.M)
+    policies = [
+        command for command in commands if f"attach-role-policy --role-name {name} " in command
+    ]
+    assert [command.rpartition("/")[2] for command in policies] == ["AmazonS3FullAccess"]
+    documents = [json.loads(found) for found in re.findall("'(.*)'", "\n".join(commands))]
+    (passed,) = [
+        statement["Resource"]
+        for document in documents
+        for statement in document["Statement"]
+        if statement["Action"] == "iam:PassRole"
+    ]
+    assert passed.endswith(f":role/{name}")
+    gcp = yaml.safe_load(GCP.read_text())["available_node_types"]["gpu"]["node_config"]
+    (scope,) = gcp["serviceAccounts"][0]["scopes"]
+    assert scope.endswith("/devstorage.read_write")
 
 
 def test_the_cluster_on_google_cloud_is_valid_and_its_images_run_the_project() -> None:

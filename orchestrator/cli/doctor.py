@@ -81,7 +81,7 @@ def doctor(
     with ends_with(WRONG_USAGE):
         if examined.plan is not None:
             findings, lines = _plan(examined.plan, examined)
-            is_ok = bool(findings["fits"])
+            is_ok = findings["fits"] is not False
         elif examined.models is not None:
             from orchestrator.doctor import checkup
 

@@ -177,13 +177,13 @@ def train(drafters: Drafters, recipe: Recipe, run: Run) -> None:
         for job in jobs:
             weights[job.kind] = train_drafter(job, run, typer.echo)
             typer.echo(f"{job.kind}: {weights[job.kind]}")
-    for line in _next_steps(jobs[0].entry, recipe.models, weights):
+    for line in _next_steps(jobs[0].entry, weights):
         typer.echo(line)
 
 
-def _next_steps(entry: Entry, models: str | None, weights: Mapping[str, Path]) -> list[str]:
+def _next_steps(entry: Entry, weights: Mapping[str, Path]) -> list[str]:
     """The line of a models.yaml that names the drafters, and a command that checks it. entry: of
-    the target. models: as --models names it.
+    the target.
     """
     drafters = ", ".join(
         f"{kind}: {json.dumps(str(path.absolute()))}" for kind, path in weights.items()

@@ -33,6 +33,7 @@ class Cpu(Gpu):
     operation_s: float = 0.0  # an operation without any work
 
     has_graphs: ClassVar[bool] = False
+    reserved: ClassVar[int] = 0
 
     @classmethod
     def here(cls) -> Cpu:

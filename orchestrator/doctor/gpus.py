@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from workers.loading.dry_run import Footprint, Work
+from workers.runtime.memory import RESERVED_BYTES
 
 GIB = 2**30
 # reached shares of a data sheet's figures
@@ -21,11 +22,12 @@ class Gpu:
     """A GPU by its data sheet."""
 
     name: str
-    memory: int  # bytes
+    memory: int  # bytes; 0: unknown
     bandwidth: float  # bytes/s
     compute: float  # 16-bit operations/s
 
     has_graphs: ClassVar[bool] = True  # whether passes are CUDA graphs
+    reserved: ClassVar[int] = RESERVED_BYTES  # of the memory, for each worker
 
     def seconds(self, work: Work) -> float:
         """Seconds that a pass takes. The GPU moves bytes, computes and launches kernels at the same

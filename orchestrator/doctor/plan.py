@@ -30,8 +30,10 @@ from workers.loading.dry_run import Footprint, footprint, largest_batch
 from workers.loading.models import Models
 from workers.loading.models_yaml import shape_only_models
 from workers.runtime.batch_size import IMAGES_PER_DECODE, automatic_batch
-from workers.runtime.memory import RESERVED_BYTES, format_bytes
+from workers.runtime.memory import format_bytes
 from workers.runtime.peak_memory import heaviest_setting, network_bytes
+
+_UNLIMITED = 2**63  # bytes, where the memory of a machine is unknown
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,9 @@ def plan(
     """
     target = shapes.target
     nets = network_bytes(sweep, models_entry(sweep, published=True))
-    available = gpu.memory - RESERVED_BYTES - nets
+    available = _UNLIMITED
+    if gpu.memory:
+        available = gpu.memory - gpu.reserved - nets
     sweep = sweep.resolve(target.sampling)
     sweep = _with_batch(sweep, shapes, available if gpu.has_graphs else None)
     work = Workload.of(sweep, shapes, available)
@@ -248,6 +252,9 @@ def plan(
     if work.sessions.sizes:  # two settings of a session must fit together
         smallest = held(work.in_session(min(2, largest))).bytes
     at, other = _at_another_batch(work)
+    fits = None  # unknown
+    if gpu.memory:
+        fits = big.bytes <= available and smallest <= available
     return {
         "sweep": sweep.name,
         "target": target.name,
@@ -260,7 +267,7 @@ def plan(
             "quality": memory_parts(big),
             "metric nets": nets,
         },
-        "fits": big.bytes <= available and smallest <= available,
+        "fits": fits,
         "largest batch": min(
             largest_batch((at, needed(held(other))), (batches["quality"], needed(big)), available)
             for needed in (_tokens_bytes, partial(_pictures_bytes, pictures=small.pictures))
@@ -271,7 +278,7 @@ def plan(
         "time": [work.hours(gpu, length, gpus) for length in dict.fromkeys((1.0, accepted))],
         "bound": "" if sweep.budget.plateau is None else "at most ",
         "gpus": gpus,
-        "gpu": asdict(gpu),
+        "gpu": asdict(gpu) | {"memory": gpu.memory or None},
         "assumed": [
             *work.shapes.assumptions,
             *work.notes,
@@ -323,20 +330,25 @@ def _assumptions(gpu: Gpu, work: Workload, fits_session: bool) -> list[str]:
             f"{max(sizes, default=1)} settings do not fit a timing session: each shape has one of "
             "its own"
         )
+    not_included = "loading time and metric nets without files are not included"
+    if gpu.reserved:
+        not_included = (
+            f"{format_bytes(gpu.reserved)} are reserved for the context and fragmentation of each "
+            f"worker; {not_included}"
+        )
     return [
         *(timed if sizes else []),
         gpu.assumption,
         f"every trial except vanilla costs as much as {work.label}, with full caches",
         *(["lossless trials draw as many images as others; most need fewer"] if checks else []),
-        (
-            f"{format_bytes(RESERVED_BYTES)} are reserved for the context and fragmentation of "
-            "each worker; loading time and metric nets without files are not included"
-        ),
+        not_included,
     ]
 
 
 def _describe_fit(found: Mapping[str, Any]) -> str:
     """Whether the sweep fits the memory, and the batches that would."""
+    if found["fits"] is None:
+        return "  fits        unknown: this system does not say how much memory it has"
     if found["fits"]:
         return f"  fits        as batches of up to {found['largest batch']} images do"
     if not found["largest batch"]:

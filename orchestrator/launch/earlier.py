@@ -143,12 +143,12 @@ class Earlier:
 
     @property
     def seconds_per_image(self) -> float | None:
-        """Seconds of a worker for an image, the mean over the earlier sweeps' trials; None without
-        any.
+        """Seconds of a worker for an image that it generates, the mean over the earlier sweeps'
+        trials; None without any. Images that were copied take none.
         """
         sweeps = [Sweep.open(source.store) for source in self.sources]
         records = [record for sweep in sweeps for record in sweep.records if record.seconds]
-        images = sum(record.images for record in records)
+        images = sum(record.images - record.taken for record in records)
         return sum(record.seconds for record in records) / images if images else None
 
     def copies(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[tuple[int, int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,11 +28,17 @@ def explain(config: DecodingConfig) -> str:
 
 
 def explain_alike(settings: Sequence[Sequence[Params]]) -> str:
-    """What some parts of several settings do, in one plain sentence. The parts of each setting have
-    the kinds of the first one's; of numbers that differ, it has the least and the largest.
+    """What some parts of several settings do, in one plain sentence: a clause for each combination
+    of kinds. Of numbers that differ, it has the least and the largest, of texts all.
     """
-    clauses = [_clause(*parts) for parts in zip(*settings, strict=True)]
-    return "; ".join(clauses) or _EXACT_RULE
+    by_kinds = defaultdict[tuple[type[Params], ...], list[Sequence[Params]]](list)
+    for parts in settings:
+        by_kinds[tuple(map(type, parts))].append(parts)
+    alike = (
+        "; ".join(_clause(*parts) for parts in zip(*found, strict=True))
+        for found in by_kinds.values()
+    )
+    return "; or ".join(text or _EXACT_RULE for text in alike)
 
 
 def _clause(*parts: Params) -> str:
@@ -43,12 +50,16 @@ def _clause(*parts: Params) -> str:
         return " ".join((first.__doc__ or first.kind).split()).partition(". ")[0].rstrip(".")
     values: dict[str, Any] = {}
     for key in re.findall(r"{(\w+)}", first.summary):
-        found = [_values(part)[key] for part in parts]
-        ends = dict.fromkeys((min(found), max(found)))
-        values[key] = " to ".join(
-            f"{end:.4g}" if isinstance(end, float) else str(end) for end in ends
-        )
+        values[key] = _span([_values(part)[key] for part in parts])
     return first.summary.format_map(values)
+
+
+def _span(values: Sequence[Any]) -> str:
+    """The least and the largest of numbers, or all of the texts."""
+    if not all(isinstance(value, int | float) for value in values):
+        return " or ".join(dict.fromkeys(map(str, values)))
+    ends = dict.fromkeys((min(values), max(values)))
+    return " to ".join(f"{end:.4g}" if isinstance(end, float) else str(end) for end in ends)
 
 
 def _values(part: Params) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -502,6 +503,13 @@ def test_without_a_gpu_the_plan_is_of_this_cpu(
     assert (found["gpus"], found["gpu"]["name"], found["dtype"]) == (cores(), "a CPU", "float32")
     assert found["memory"]["quality"]["graphs"] == 0
     assert any("one thread of this CPU (a CPU)" in line for line in found["assumed"])
+    parts = found["memory"]
+    needed = max(parts[kind]["total"] for kind in ("timing", "quality")) + parts["metric nets"]
+    for held, fits in ((needed + (1 << 20), True), (1 << 20, False), (0, None)):
+        monkeypatch.setattr(Cpu, "here", partial(replace, cpu, memory=held))
+        code, other = planned(tmp_path, monkeypatch, capsys)
+        assert other["fits"] is fits, "nothing is reserved for CUDA, and unknown is unknown"
+        assert code == (fits is False)
     code, other = planned(tmp_path, monkeypatch, capsys, "--gpus", "1")
     assert found["time"][0]["hours"] > 10 * other["time"][0]["hours"]
     assert "A100" in other["gpu"]["name"]

@@ -491,6 +491,8 @@ def test_a_launch_says_which_trials_the_search_is_told_and_why_not_the_others(
     lacking = earlier.records[9]
     partly = {name: entry for name, entry in lacking.metrics.items() if name != "drift"}
     write_trial(earlier.storage, replace(lacking, metrics=partly, history=()))
+    copied = earlier.records[8]
+    write_trial(earlier.storage, replace(copied, taken=copied.images - 1))
     copy = shutil.copytree(tmp_path / "mine", tmp_path / "copy")
     taken = Earlier.read([earlier.storage.uri, str(copy)], config)
     known = facts(earlier)
@@ -498,6 +500,7 @@ def test_a_launch_says_which_trials_the_search_is_told_and_why_not_the_others(
     first, second = taken.describe(config, captions, known)
     seconds = sum(record.seconds for record in earlier.records)
     drawn = sum(record.images for record in earlier.records if record.seconds)
+    drawn -= copied.images - 1
     assert taken.seconds_per_image == pytest.approx(seconds / drawn)
     decided = taken.decide(config, known)
     (told,) = [source for source in decided.sources if source.records]

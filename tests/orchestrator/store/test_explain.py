@@ -10,9 +10,10 @@ import pytest
 from orchestrator.store.explain import explain, explain_alike, papers_of
 from orchestrator.store.names import SettingNames
 from search_spaces.acceptance import EXACT, AcceptanceRule
-from search_spaces.drafters import DRAFTERS, Jacobi
+from search_spaces.drafters import DRAFTERS, Jacobi, JacobiRows, Rows
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Additive
 from search_spaces.presets import CATALOGUE, preset
+from search_spaces.rules.fuzzy import Fuzzy
 from search_spaces.schedules import SCHEDULES, Constant
 from search_spaces.temperatures import DYNAMIC_TEMPERATURES
 from search_spaces.trees import POLICIES, Chain
@@ -56,6 +57,17 @@ def test_numbers_of_alike_settings_are_ranges() -> None:
     assert "1.5 to 3 times" in text
     assert explain_alike([[], []]) == explain_alike([[]])
     assert "exact rule" in explain_alike([[]])
+
+
+def test_texts_of_alike_settings_are_listed_and_each_kind_has_a_clause() -> None:
+    assert "within 0.1 to 0.4 of each other (jsd or tvd)" in explain_alike(
+        [[Fuzzy(0.4, "jsd")], [Fuzzy(0.1, "tvd")]]
+    )
+    text = explain_alike([[Rows(lag=4)], [JacobiRows(lag=8)], [Rows(lag=6)]])
+    assert text == f"{explain_alike([[Rows(lag=4)], [Rows(lag=6)]])}; or " + explain_alike(
+        [[JacobiRows(lag=8)]]
+    )
+    assert "4 to 6 tokens" in text
 
 
 def test_a_window_has_the_papers_of_its_redraw() -> None:
