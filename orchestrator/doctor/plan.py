@@ -236,9 +236,7 @@ def plan(
     """
     target = shapes.target
     nets = network_bytes(sweep, models_entry(sweep, published=True))
-    available = _UNLIMITED
-    if gpu.memory:
-        available = gpu.memory - gpu.reserved - nets
+    available = gpu.memory - gpu.reserved - nets if gpu.memory else _UNLIMITED
     sweep = sweep.resolve(target.sampling)
     sweep = _with_batch(sweep, shapes, available if gpu.has_graphs else None)
     work = Workload.of(sweep, shapes, available)
@@ -252,9 +250,6 @@ def plan(
     if work.sessions.sizes:  # two settings of a session must fit together
         smallest = held(work.in_session(min(2, largest))).bytes
     at, other = _at_another_batch(work)
-    fits = None  # unknown
-    if gpu.memory:
-        fits = big.bytes <= available and smallest <= available
     return {
         "sweep": sweep.name,
         "target": target.name,
@@ -267,7 +262,7 @@ def plan(
             "quality": memory_parts(big),
             "metric nets": nets,
         },
-        "fits": fits,
+        "fits": (max(big.bytes, smallest) <= available) if gpu.memory else None,
         "largest batch": min(
             largest_batch((at, needed(held(other))), (batches["quality"], needed(big)), available)
             for needed in (_tokens_bytes, partial(_pictures_bytes, pictures=small.pictures))
