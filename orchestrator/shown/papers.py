@@ -339,8 +339,10 @@ def _notes(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
 
 def _caveats(sweep: Sweep, rows: tuple[TableRow, ...]) -> list[str]:
     """Sentences on the metrics that another network than the papers' measured."""
-    figures = [figure for row in rows for figure in row.figures if figure.measured is not None]
-    measured = list(dict.fromkeys(figure.metric for figure in figures))
+    measured: dict[str, None] = {}
+    for row in rows:
+        found = [figure.metric for figure in row.figures if figure.measured is not None]
+        measured |= dict.fromkeys(found)
     caveats = []
     for role, network in sweep.identity.extractors.items():
         is_papers = network.startswith(_NETWORKS_OF_PAPERS.get(role, ""))
