@@ -144,7 +144,7 @@ class Jacobi(DrafterChoice):
 
     kind: ClassVar[str] = "jacobi"
     summary: ClassVar[str] = (
-        "a Jacobi window, in which the target's probs of one pass are the drafts of the next"
+        "a Jacobi window (each pass of the target gives the drafts of the next)"
     )
     paper: ClassVar[str] = "SJD (arXiv:2410.01699)"
     implementation: ClassVar[str] = "workers.decoding.jacobi:JacobiWindow"

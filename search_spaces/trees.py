@@ -217,7 +217,7 @@ class Chain(TreePolicy):
     """One path of drafts (Leviathan et al.). At temperature 0 `sampled` means `top`."""
 
     kind: ClassVar[str] = "chain"
-    summary: ClassVar[str] = "a chain of {length}"
+    summary: ClassVar[str] = "a chain of {length} drafts"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     length: Annotated[int, "number of drafted tokens", _LEVELS, Symbol("")]
     children: Annotated[
@@ -246,7 +246,7 @@ class Static(TreePolicy):
 
     kind: ClassVar[str] = "static"
     short: ClassVar[str] = "stat"
-    summary: ClassVar[str] = "a fixed tree of {nodes}"
+    summary: ClassVar[str] = "a fixed tree of {nodes} drafts"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
     name: Annotated[str | None, "name of a published tree", Choices(NAMED_TREES)] = None
     paths: Annotated[
@@ -295,7 +295,7 @@ class Branching(TreePolicy):
     kind: ClassVar[str] = "branching"
     short: ClassVar[str] = "branch"
     summary: ClassVar[str] = (
-        "a chain of {length} whose first levels ({depth}) branch into {width} at each node"
+        "a chain of {length} drafts whose first levels ({depth}) branch into {width} at each node"
     )
     paper: ClassVar[str] = "SJD-PAC (arXiv:2603.18599)"
     implementation: ClassVar[str] = "workers.decoding.fixed_tree:FixedTree"
@@ -342,7 +342,7 @@ class Dynamic(TreePolicy):
 
     kind: ClassVar[str] = "dynamic"
     short: ClassVar[str] = "dyn"
-    summary: ClassVar[str] = "a tree of at most {nodes} that grows where the drafter is sure"
+    summary: ClassVar[str] = "a tree of at most {nodes} drafts that grows where the drafter is sure"
     paper: ClassVar[str] = "EAGLE-2 (arXiv:2406.16858)"
     implementation: ClassVar[str] = "workers.decoding.dynamic_tree:DynamicTree"
     depth: Annotated[

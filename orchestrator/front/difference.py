@@ -40,7 +40,7 @@ class MetricDifference:
     difference: float  # the first value minus the second
     error: float  # standard error of the difference, paired by captions and costs; NaN: unknown
     # the share of draws from the errors in which the first trial is better; None if an error is
-    # unknown, or if the two are equal
+    # unknown, or if the values are equal
     probability: float | None
 
 
@@ -233,7 +233,7 @@ def _metrics(first: Trial, second: Trial) -> tuple[tuple[MetricDifference, ...],
         one, other = first.metrics[metric.name], second.metrics[metric.name]
         is_known = one.known_error is not None and other.known_error is not None
         probability = None
-        if is_known and errors[place] > 0:
+        if is_known and errors[place] > 0 and values[place] != 0:
             gain = samples[:, 0, place] - samples[:, 1, place]
             is_better = gain > 0 if metric.direction == "maximize" else gain < 0
             probability = float(is_better.mean())

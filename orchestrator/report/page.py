@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import resources
 from importlib.abc import Traversable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -183,8 +184,13 @@ def page_data(
     shown = complete[: max(count, _MAX_SHOWN)]
     subject = Subject(named, axes, names, front, shown, note, decode, comparison, warnings)
     keys = config_keys(named)
-    confidence = {candidate.name: candidate.confidence for candidate in candidates}
-    entries = [trial.entry(names, keys, confidence.get(trial.id), settings) for trial in trials]
+    by_id = {candidate.name: candidate for candidate in candidates}
+    on_front = [candidate.name for candidate in candidates if candidate.on_front]
+    following = dict(pairwise(on_front))
+    entries = [
+        trial.entry(names, keys, by_id.get(trial.id), following.get(trial.id), settings)
+        for trial in trials
+    ]
     texts: dict[str, Any] = redact_values(
         {
             **_head(sweeps, named, trials),

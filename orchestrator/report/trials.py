@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from orchestrator.front.joint import JointErrors, block_effects
+from orchestrator.front.trial import Candidate
 from orchestrator.shown.plots import looks
 from orchestrator.store.explain import explain, explain_alike
 from orchestrator.store.names import VANILLA, SettingNames, family, trial_title
@@ -65,7 +66,8 @@ class PageTrial:
         self,
         metrics: Sequence[str],
         keys: Sequence[str],
-        confidence: float | None,
+        candidate: Candidate | None,
+        following: str | None,
         names: SettingNames,
     ) -> dict[str, Any]:
         """Plain data.
@@ -73,7 +75,8 @@ class PageTrial:
         Args:
             metrics: names of the page's metrics.
             keys: of `flat`, the values of the trial's config.
-            confidence: on the front; None if it is on none.
+            candidate: the trial on the front's own axes; None if it may not be on the front.
+            following: the id of the next trial on the front.
             names: of settings.
         """
         record = self.record
@@ -89,7 +92,9 @@ class PageTrial:
             "groups": colourings,
             "images_of": self.key,
             "duplicate_of": None if twin is None else self.of(twin),
-            "confidence": confidence,
+            "confidence": None if candidate is None else candidate.confidence,
+            "next_on_front": following,
+            "distinct_from_next": None if candidate is None else candidate.distinct_from_next,
             "flat": [flat.get(key) for key in keys],
             "description": names.name(record.config),
             "explanation": "" if record.config is None else explain(record.config),

@@ -36,12 +36,19 @@ function measurement(trial, metric) {
   const [value, error, blocks, noise, own, noiseDof, ownDof] = trial.metrics[metric];
   return { value, error, blocks, noise, own, noiseDof, ownDof };
 }
-// Neighbours on the front, with those of the metrics in which they do not differ significantly.
-export const indistinguishable = (front, metrics) =>
-  front
+// Neighbours on the front, with those of the metrics in which they do not differ significantly. The answer of the whole
+// front knows more of what their errors share than the page does.
+export function indistinguishable(front, metrics) {
+  const isOwn = metrics.every((metric) => [DATA.axes.x, DATA.axes.y].includes(metric));
+  const differ = (a, b, metric) => {
+    const marked = isOwn && [a, b].find((trial) => trial.next_on_front === (trial === a ? b : a).id);
+    return marked ? marked.distinct_from_next.includes(metric) : difference(a, b, metric).significant;
+  };
+  return front
     .slice(1)
-    .map((b, i) => ({ a: front[i], b, metrics: metrics.filter((m) => !difference(front[i], b, m).significant) }))
+    .map((b, i) => ({ a: front[i], b, metrics: metrics.filter((metric) => !differ(front[i], b, metric)) }))
     .filter((pair) => pair.metrics.length);
+}
 // A change from a base value in per cent with its error, signed: `+12 % ± 3`.
 export function formatChange({ value, error }, base) {
   const share = [value, error].map((size) => size && (100 * size) / Math.abs(base)),

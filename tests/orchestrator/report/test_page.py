@@ -18,6 +18,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.report import report
 from orchestrator.errors import CommandError
+from orchestrator.front.front import front_of
 from orchestrator.report.page import as_script_data, page_data, render, report_page, write_report
 from orchestrator.report.sections import images
 from orchestrator.report.sections.images import GRID_SIDE, embed_grids
@@ -483,3 +485,16 @@ def test_a_trial_that_stopped_early_is_told_apart(tmp_path: Path) -> None:
     assert trial["cause"].startswith("trial 2 ")
     assert trial["confidence"] is None
     assert any("1 of them stopped early" in text for text in data["summary"])
+
+
+def test_neighbours_on_the_front_are_told_apart_as_pareto_does(tmp_path: Path) -> None:
+    """By what their errors share, of which the page knows a part."""
+    write_sweep(tmp_path, trials=16)
+    sweep = Sweep.open(tmp_path)
+    trials = {trial["id"]: trial for trial in page_data([sweep])["trials"]}
+    members = front_of([sweep]).members
+    for member, following in pairwise(members):
+        entry = trials[member.name]
+        assert entry["next_on_front"] == following.name
+        assert entry["distinct_from_next"] == member.distinct_from_next
+    assert trials[members[-1].name]["next_on_front"] is None
