@@ -41,7 +41,7 @@ from orchestrator.report.trials import (
     page_trials,
 )
 from orchestrator.store import config_file, files
-from orchestrator.store.names import Form
+from orchestrator.store.names import Form, SettingNames
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import counted, describe_duration, redact_values
 from orchestrator.views.follower import Ending, View
@@ -184,13 +184,7 @@ def page_data(
     shown = complete[: max(count, _MAX_SHOWN)]
     subject = Subject(named, axes, names, front, shown, note, decode, comparison, warnings)
     keys = config_keys(named)
-    by_id = {candidate.name: candidate for candidate in candidates}
-    on_front = [candidate.name for candidate in candidates if candidate.on_front]
-    following = dict(pairwise(on_front))
-    entries = [
-        trial.entry(names, keys, by_id.get(trial.id), following.get(trial.id), settings)
-        for trial in trials
-    ]
+    entries = _trial_entries(trials, candidates, names, keys, settings)
     texts: dict[str, Any] = redact_values(
         {
             **_head(sweeps, named, trials),
@@ -208,6 +202,22 @@ def page_data(
         "thumbnails": embed_grids(ordered, note),
         "sections": redact_values(_section_entries(subject)),
     }
+
+
+def _trial_entries(
+    trials: Sequence[PageTrial],
+    candidates: Sequence[Candidate],
+    metrics: Sequence[str],
+    keys: Sequence[str],
+    settings: SettingNames,
+) -> list[dict[str, Any]]:
+    """The trials as plain data (see `PageTrial.entry`). candidates: those of the page's front."""
+    by_id = {candidate.name: candidate for candidate in candidates}
+    following = dict(pairwise(candidate.name for candidate in candidates if candidate.on_front))
+    return [
+        trial.entry(metrics, keys, by_id.get(trial.id), following.get(trial.id), settings)
+        for trial in trials
+    ]
 
 
 def _page_front(sweeps: Sequence[Sweep], axes: Sequence[Metric]) -> Front | None:
