@@ -146,10 +146,14 @@ class Earlier:
         """Seconds of a worker for an image that it generates, the mean over the earlier sweeps'
         trials; None without any. Images that were copied take none.
         """
-        sweeps = [Sweep.open(source.store) for source in self.sources]
-        records = [record for sweep in sweeps for record in sweep.records if record.seconds]
-        images = sum(record.images - record.taken for record in records)
-        return sum(record.seconds for record in records) / images if images else None
+        seconds = 0.0
+        images = 0
+        for source in self.sources:
+            for record in Sweep.open(source.store).records:
+                if record.seconds:
+                    seconds += record.seconds
+                    images += record.images - record.taken
+        return seconds / images if images else None
 
     def copies(self, sweep: SweepConfig, captions: Mapping[str, Any]) -> list[tuple[int, int, int]]:
         """The shards of the first trials, those of `enqueue`, that can be copied: number of the
