@@ -69,7 +69,9 @@ class Registry(Mapping[str, T], Generic[T], Extensible):
 
     def __contains__(self, name: object) -> bool:
         if isinstance(name, str):
-            if name not in self._entries:
+            if name not in self._entries and self._package:
+                _import_modules(self._package)
+            if name not in self._entries:  # presets name no plugin's part, and are read on import
                 self.load()
             elif (stored := _sweep_plugins.get()) and is_external(self._modules[name]):
                 stored.load()  # another plugin's entry may have this name
