@@ -9,7 +9,8 @@ lost, drawn twice, wrong. Full and read-only stores need root (a file system in 
 mount); without it these two kinds are left out.
 
 "Seconds lost" are those from a fault until two workers are up again and have written two more
-files. The undisturbed sweep is kept in DIR, and continued by the next run there.
+files. The undisturbed sweep is kept in DIR, and continued by the next run there, unless it has more
+trials.
 """
 
 from __future__ import annotations
@@ -98,9 +99,12 @@ def disturb(sweep: ChaosSweep, faults: Sequence[Fault]) -> Outcome:
 
 def undisturbed(folder: Path, text: str, trials: int) -> Path:
     """The store of the sweep without faults, on two workers of this machine; continued if it is
-    there.
+    there with no more trials.
     """
     space = folder / "space.yaml"
+    store = folder / text.split()[1]
+    if store.exists() and len(read_trials(Storage(str(store)))) > trials:
+        shutil.rmtree(store)  # its further trials would count as lost
     folder.mkdir(parents=True, exist_ok=True)
     space.write_text(text)
     command = [
@@ -120,7 +124,7 @@ def undisturbed(folder: Path, text: str, trials: int) -> Path:
         check=True,
         capture_output=True,
     )
-    return folder / text.split()[1]
+    return store
 
 
 @contextmanager
