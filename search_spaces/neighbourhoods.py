@@ -206,6 +206,48 @@ class NoNeighbourhood(Neighbourhood):
 NO_NEIGHBOURHOOD = NoNeighbourhood()
 
 
+class ThresholdTest(Neighbourhood):
+    """A test without a random number: S_r(x) is p(x) where it accepts x, and 0 elsewhere. After a
+    rejection a token is sampled from r itself. At temperature 0 the rule is the exact one.
+    """
+
+    __slots__ = ()
+    never_stricter: ClassVar[bool] = False
+
+    @abstractmethod
+    def accepts(self, r: Tensor, p: Tensor | None) -> Tensor:
+        """Which tokens are accepted: bool [B, V], or [B, 1] if that does not depend on the
+        token.
+        """
+
+    @property
+    def exact(self) -> bool:
+        return False
+
+    @property
+    def at_temperature_zero(self) -> Neighbourhood:
+        return NO_NEIGHBOURHOOD
+
+    def mass(
+        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
+    ) -> NeighbourhoodMass:
+        accepted = gather_probs(self.accepts(r, p).expand(r.shape), x)
+        proposal = r.new_ones(r.shape[0]) if p is None else gather_probs(p, x)
+        return NeighbourhoodMass(proposal * accepted, proposal)
+
+    def all_masses(
+        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
+    ) -> tuple[Tensor, Tensor]:
+        proposal = r.new_ones(r.shape) if p is None else p
+        return proposal * self.accepts(r, p), proposal
+
+    def paper_residual(
+        self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
+    ) -> Tensor | None:
+        """r: the target's own probs, whatever was rejected."""
+        return r
+
+
 class CodebookNeighbourhood(Neighbourhood):
     """S_r(x) = r(x) + C: neighbours in the codebook are added, nearest first, while their sum C is
     admissible.

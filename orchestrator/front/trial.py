@@ -13,7 +13,7 @@ from typing import Any, cast
 from orchestrator.front.joint import JointErrors
 from orchestrator.front.query import limit_confidence, limit_samples
 from orchestrator.store import config_file, files
-from orchestrator.store.explain import explain
+from orchestrator.store.explain import explain_setting
 from orchestrator.store.names import SettingNames, title, trial_title
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -85,7 +85,7 @@ class Trial:
     def explanation(self) -> str:
         """What its setting does, in plain sentences."""
         kept = "Lossless: images have" if self.is_lossless else "Lossy: images do not have"
-        return f"{explain(self.config)} {kept} vanilla's distribution."
+        return f"{explain_setting(self.config)} {kept} vanilla's distribution."
 
     @property
     def heading(self) -> str:

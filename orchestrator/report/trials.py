@@ -15,7 +15,7 @@ import numpy as np
 from orchestrator.front.joint import JointErrors, block_effects
 from orchestrator.front.trial import Candidate
 from orchestrator.shown.plots import looks
-from orchestrator.store.explain import explain, explain_alike
+from orchestrator.store.explain import explain_alike, explain_setting
 from orchestrator.store.names import VANILLA, SettingNames, family, trial_title
 from orchestrator.store.records import TrialRecord
 from orchestrator.store.sweep import Sweep
@@ -97,7 +97,7 @@ class PageTrial:
             "distinct_from_next": None if candidate is None else candidate.distinct_from_next,
             "flat": [flat.get(key) for key in keys],
             "description": names.name(record.config),
-            "explanation": "" if record.config is None else explain(record.config),
+            "explanation": "" if record.config is None else explain_setting(record.config),
             "lossless": record.is_lossless(self.sweep.identity),
             "check": record.check.summary if record.check is not None else "",
             "violated": [text for text, excess in record.constraints.items() if excess > 0],

@@ -16,7 +16,7 @@ _COOL_SD = "Cool-SD (arXiv:2601.09212)"
 _EXACT_RULE = "each draft is tested by the exact rule"
 
 
-def explain(config: DecodingConfig) -> str:
+def explain_setting(config: DecodingConfig) -> str:
     """What the setting does, in two or three plain sentences."""
     sentences = [_drafting(config)]
     if config.drafter.has_drafts:

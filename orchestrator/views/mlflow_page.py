@@ -13,7 +13,7 @@ from urllib.parse import quote
 import numpy as np
 
 from orchestrator.front.questions import front_records
-from orchestrator.store.explain import explain
+from orchestrator.store.explain import explain_setting
 from orchestrator.store.identity import Identity
 from orchestrator.store.names import title
 from orchestrator.store.records import TrialRecord
@@ -97,7 +97,7 @@ def describe_trial(sweep: Sweep, record: TrialRecord, *, pareto: bool) -> str:
         facts.append("on the front")
     if record.is_stopped:
         facts.append(f"stopped by racing after {record.images} images")
-    words = "" if record.config is None else markdown(explain(record.config))
+    words = "" if record.config is None else markdown(explain_setting(record.config))
     values = {}
     for metric in (*sweep.identity.objectives, *sweep.identity.metrics.values()):
         if metric.name in record.metrics:

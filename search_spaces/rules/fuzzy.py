@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from search_spaces.neighbourhoods import (
-    NEIGHBOURHOODS,
-    NO_NEIGHBOURHOOD,
-    Neighbourhood,
-    NeighbourhoodMass,
-    NeighbourTables,
-    gather_probs,
-)
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, ThresholdTest
 from search_spaces.params import Range, Symbol
 
 if TYPE_CHECKING:
@@ -21,7 +14,7 @@ if TYPE_CHECKING:
 
 @NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
-class Fuzzy(Neighbourhood):
+class Fuzzy(ThresholdTest):
     """A draft is accepted iff the distance D(r, p) of the two distributions is at most `distance`,
     whatever the token, without a random number (FSD). After a rejection a token is sampled from r
     itself.
@@ -41,44 +34,16 @@ class Fuzzy(Neighbourhood):
         "({divergence})"
     )
     paper: ClassVar[str] = "FSD (arXiv:2502.20704)"
-    never_stricter: ClassVar[bool] = False
     needs_sampled: ClassVar[bool] = True
     distance: Annotated[
         float, "largest distance at which drafts are accepted", Range(0), Symbol("d")
     ]
     divergence: Annotated[Literal["tvd", "kl", "reverse_kl", "jsd"], "what the distance is"] = "tvd"
 
-    @property
-    def exact(self) -> bool:
-        return False
-
-    @property
-    def at_temperature_zero(self) -> Neighbourhood:
-        return NO_NEIGHBOURHOOD
-
-    def mass(
-        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
-    ) -> NeighbourhoodMass:
-        probs = _sampled(p)
-        proposal = gather_probs(probs, x)
-        return NeighbourhoodMass(proposal * self._accepts(r, probs), proposal)
-
-    def all_masses(
-        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
-    ) -> tuple[Tensor, Tensor]:
-        probs = _sampled(p)
-        return probs * self._accepts(r, probs)[:, None], probs
-
-    def paper_residual(
-        self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
-    ) -> Tensor | None:
-        """r: the target's own probs."""
-        return r
-
-    def _accepts(self, r: Tensor, p: Tensor) -> Tensor:
-        """Whether drafts are accepted in each row [B]."""
+    def accepts(self, r: Tensor, p: Tensor | None) -> Tensor:
+        assert p is not None, "the rule needs drafts that were sampled"
         if self.divergence == "tvd":
-            found = (r - p).abs().sum(1) / 2
+            found = (r - p).abs().sum(1, keepdim=True) / 2
         elif self.divergence == "kl":
             found = _kl(r, p)
         elif self.divergence == "reverse_kl":
@@ -90,10 +55,5 @@ class Fuzzy(Neighbourhood):
 
 
 def _kl(a: Tensor, b: Tensor) -> Tensor:
-    """KL(a || b) in nats [B]; infinite where b lacks a token of a."""
-    return (a.xlogy(a) - a.xlogy(b)).sum(1)
-
-
-def _sampled(p: Tensor | None) -> Tensor:
-    assert p is not None, "the rule needs drafts that were sampled"
-    return p
+    """KL(a || b) in nats [B, 1]; infinite where b lacks a token of a."""
+    return (a.xlogy(a) - a.xlogy(b)).sum(1, keepdim=True)

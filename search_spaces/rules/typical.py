@@ -5,14 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from search_spaces.neighbourhoods import (
-    NEIGHBOURHOODS,
-    NO_NEIGHBOURHOOD,
-    Neighbourhood,
-    NeighbourhoodMass,
-    NeighbourTables,
-    gather_probs,
-)
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, ThresholdTest
 from search_spaces.params import Range, Symbol
 
 if TYPE_CHECKING:
@@ -23,7 +16,7 @@ _SMALLEST = 1e-5  # added to probs in the logarithm of the entropy, as in Medusa
 
 @NEIGHBOURHOODS.register
 @dataclass(frozen=True, slots=True)
-class Typical(Neighbourhood):
+class Typical(ThresholdTest):
     """Medusa: a token is accepted iff r(x) > min(epsilon, delta exp(-H(r))), H in nats, without a
     random number. After a rejection a token is sampled from r itself.
 
@@ -40,7 +33,6 @@ class Typical(Neighbourhood):
         "is unsure"
     )
     paper: ClassVar[str] = "Medusa (arXiv:2401.10774)"
-    never_stricter: ClassVar[bool] = False
     epsilon: Annotated[
         float,
         "probability above which a token is always accepted",
@@ -54,34 +46,6 @@ class Typical(Neighbourhood):
         Symbol("d"),
     ] = 0.3
 
-    @property
-    def exact(self) -> bool:
-        return False
-
-    @property
-    def at_temperature_zero(self) -> Neighbourhood:
-        return NO_NEIGHBOURHOOD
-
-    def mass(
-        self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
-    ) -> NeighbourhoodMass:
-        own = gather_probs(r, x)
-        proposal = own.new_ones(own.shape) if p is None else gather_probs(p, x)
-        return NeighbourhoodMass(proposal * (own > self._threshold(r)[:, 0]), proposal)
-
-    def all_masses(
-        self, r: Tensor, p: Tensor | None, tables: NeighbourTables
-    ) -> tuple[Tensor, Tensor]:
-        proposal = r.new_ones(r.shape) if p is None else p
-        return proposal * (r > self._threshold(r)), proposal
-
-    def paper_residual(
-        self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
-    ) -> Tensor | None:
-        """r: the target's own probs, whatever was rejected."""
-        return r
-
-    def _threshold(self, r: Tensor) -> Tensor:
-        """The least probability of an accepted token [B, 1]."""
+    def accepts(self, r: Tensor, p: Tensor | None) -> Tensor:
         negative_entropy = (r * (r + _SMALLEST).log()).sum(1, keepdim=True)
-        return (self.delta * negative_entropy.exp()).clamp_max(self.epsilon)
+        return r > (self.delta * negative_entropy.exp()).clamp_max(self.epsilon)

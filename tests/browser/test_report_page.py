@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from orchestrator.report.page import page_data, render, write_report
-from orchestrator.store.explain import explain
+from orchestrator.store.explain import explain_setting
 from orchestrator.store.files import REPORT
 from orchestrator.store.names import family, trial_title
 from orchestrator.store.records import write_trial
@@ -78,7 +78,7 @@ def test_hovering_a_point_shows_its_values_and_pictures(open_page: Open, folder:
     assert f"trial {record.number}" in text
     assert "on the front" in text
     assert record.config is not None
-    words = explain(record.config)
+    words = explain_setting(record.config)
     assert words in text
     row = page.locator(f'tr[data-trial="{record.number}"] .description')
     assert row.get_attribute("title") == words

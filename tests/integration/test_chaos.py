@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from benchmarks import chaos, chaos_cluster, chaos_faults, chaos_sweep
 from benchmarks.chaos_faults import KINDS, plan
 from benchmarks.sweep_results import compare
 from tests.fakes.real_sweeps import METRICS, SWEEP, SweepRun
+from tests.fakes.synthetic_sweeps import write_sweep
 from tests.fakes.waiting import HANG_S
 from workers.data.records import read_shard, write_shard
 from workers.data.storage import Storage
@@ -65,6 +67,20 @@ def test_lost_doubled_and_changed_images_are_counted(small: SweepRun, tmp_path: 
     record = max((store / "trials").iterdir())
     record.unlink()
     assert compare(small.store, store, METRICS).trials_differ == [int(record.stem)]
+
+
+def test_a_kept_sweep_with_more_trials_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its further trials would count as lost."""
+    launches: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: launches.append(command))
+    store = tmp_path / "small"
+    for trials, is_kept in ((3, True), (4, True), (2, False)):
+        write_sweep(store, 3, failed=())
+        assert chaos.undisturbed(tmp_path, "name: small", trials) == store
+        assert store.exists() == is_kept
+    assert [command[-1] for command in launches] == ["3", "4", "2"]
 
 
 @pytest.fixture

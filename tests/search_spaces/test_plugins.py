@@ -5,6 +5,7 @@ variable.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,7 @@ from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
 from search_spaces.trial import DecodingConfig, flat_types
 
+ROOT = Path(__file__).parents[2]
 PLUGIN = '''
 import math
 from dataclasses import dataclass
@@ -316,3 +318,18 @@ def test_a_plugin_is_named_by_its_module_and_its_error_by_its_line(
 def test_an_implementation_without_its_methods_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^class TreePolicy in .*trees\.py: define bounds$"):
         load_object("search_spaces.trees:TreePolicy")
+
+
+def test_presets_are_read_without_plugins(tmp_path: Path) -> None:
+    """A plugin may need a module of the project that is just being imported, and so may the presets:
+    a worker's evaluator imports them.
+    """
+    (tmp_path / "early.py").write_text(
+        "import search_spaces.presets\nsearch_spaces.presets.PRESETS\n"
+    )
+    code = "import search_spaces.presets, sys; assert 'early' not in sys.modules"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}", PLUGINS_VARIABLE: "early"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

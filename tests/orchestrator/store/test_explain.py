@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 
-from orchestrator.store.explain import explain, explain_alike, papers_of
+from orchestrator.store.explain import explain_alike, explain_setting, papers_of
 from orchestrator.store.names import SettingNames
 from search_spaces.acceptance import EXACT, AcceptanceRule
 from search_spaces.drafters import DRAFTERS, Jacobi, JacobiRows, Rows
@@ -28,7 +28,7 @@ REGISTRIES = (
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_every_preset_is_explained_with_its_numbers(name: str) -> None:
     config = preset(name)
-    text = explain(config)
+    text = explain_setting(config)
     assert text.endswith(".")
     assert "{" not in text
     rule = config.acceptance
@@ -86,7 +86,7 @@ class _Halving(Constant):
 def test_a_plugin_is_explained_by_its_docstring_and_not_by_its_bases_words() -> None:
     rule = AcceptanceRule(schedule=_Halving(1.5))
     config = DecodingConfig(Jacobi(), Chain(11), rule)
-    assert "Budgets that halve from level to level. " in f"{explain(config)} "
+    assert "Budgets that halve from level to level. " in f"{explain_setting(config)} "
     assert rule.schedule.papers == ()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import parse_qs
 
 from orchestrator.front.questions import front_records
-from orchestrator.store.explain import explain
+from orchestrator.store.explain import explain_setting
 from orchestrator.store.sweep import Sweep
 from orchestrator.text import markdown
 from orchestrator.views.mlflow_page import (
@@ -192,7 +192,7 @@ def test_a_trials_description_has_its_setting_and_its_values_with_units(tmp_path
         value = str(record.metrics[name]).replace(" ", "&nbsp;")
         assert values[name.replace("_", r"\_")] == [value, metric.unit]
     assert record.config is not None
-    assert markdown(explain(record.config)) in text
+    assert markdown(explain_setting(record.config)) in text
     assert "on the front" in text
     assert "on the front" not in describe_trial(sweep, record, pareto=False)
     assert "lossless" in describe_trial(sweep, sweep.records[0], pareto=False)
@@ -200,7 +200,7 @@ def test_a_trials_description_has_its_setting_and_its_values_with_units(tmp_path
     assert failed.has_failed
     assert failed.config is not None
     text = describe_trial(sweep, failed, pareto=False)
-    assert markdown(explain(failed.config)) in text
+    assert markdown(explain_setting(failed.config)) in text
     assert "| metric |" not in text
 
 
