@@ -25,7 +25,8 @@ which `resampling: optimal` attains, is
     B* = sum_i E_{x_<i ~ p} [ prod_{j<i} f_j * sum_x (p_i(x) f_i(x) - q_i(x))_+ ]
 
 B is 0 for the exact rule, an equality for L = 1, and may exceed 1 (then it bounds nothing). Drafts
-that are chosen deterministically are chains too: p_i is a point mass on the draft.
+that are chosen deterministically are chains too: p_i is a point mass on the draft. A modulation
+changes omega_i and S from one context to another; f_i depends on the context anyway.
 
 `python -m benchmarks.theory` records these distributions while the engine draws, and compares both
 sides.
@@ -38,7 +39,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from search_spaces.acceptance import AcceptanceRule
+from search_spaces.acceptance import AcceptanceRule, Relaxation
+from search_spaces.modulations import Nodes
 from search_spaces.neighbourhoods import NeighbourTables
 
 _CHUNK = 1 << 23  # entries of a [rows, V] tensor held at once
@@ -83,6 +85,7 @@ def estimate_bounds(
     tokens: Tensor,
     tables: NeighbourTables,
     groups: Tensor | None = None,
+    image_rows: Tensor | None = None,
 ) -> Bounds:
     """Estimate E[N], B and B* from distributions recorded along M drafted chains.
 
@@ -98,6 +101,7 @@ def estimate_bounds(
         tables: neighbours and codebook that the rule reads.
         groups: [M] int64, chains with the same number are dependent (rounds of one image); the
             standard errors then count groups, not chains.
+        image_rows: [M, L] the rows of the drafts (see `Nodes`), for modulations that read them.
 
     Raises:
         ValueError: when the shapes disagree.
@@ -118,7 +122,8 @@ def estimate_bounds(
             part = slice(start, start + rows)
             x = tokens[part, i]
             probs = None if p is None else p[part, i]
-            step = _one_step(rule, q[part, i], probs, x, omega, tables)
+            row = None if image_rows is None else image_rows[part, i]
+            step = _one_step(rule, q[part, i], probs, x, omega, tables, row)
             totals[:, part] += reach[part] * torch.stack(
                 [step.accepted_mass.sum(-1), step.distance, step.excess]
             )
@@ -131,20 +136,27 @@ def estimate_bounds(
 
 
 def exact_bounds(
-    rule: AcceptanceRule, q: Sequence[Tensor], p: Sequence[Tensor], tables: NeighbourTables
+    rule: AcceptanceRule,
+    q: Sequence[Tensor],
+    p: Sequence[Tensor],
+    tables: NeighbourTables,
+    image_rows: Sequence[float] | None = None,
 ) -> Bounds:
     """E[N], B and B* exactly, from the probs after every context; for small codebooks and depths.
 
     ``q[i]`` and ``p[i]`` are [V**i, V]: row c holds the probs at depth i + 1 after the i drafts
-    whose base-V number is c, first draft most significant.
+    whose base-V number is c, first draft most significant. ``image_rows`` has the row of each
+    depth's draft (see `Nodes`), by default the first.
     """
+    image_rows = image_rows or (0.0,) * len(p)
     omegas = rule.schedule.omegas(len(p))
     codes = p[0].shape[-1]
     reach = q[0].new_ones(1)
     totals = q[0].new_zeros(3)
-    for target, drafter, omega in zip(q, p, omegas, strict=True):
+    for target, drafter, omega, image_row in zip(q, p, omegas, image_rows, strict=True):
         assert target.shape == drafter.shape == (len(reach), codes), (target.shape, drafter.shape)
-        step = _one_step(rule, target, drafter, drafter.argmax(-1), omega, tables)
+        row = target.new_full((len(target),), image_row)
+        step = _one_step(rule, target, drafter, drafter.argmax(-1), omega, tables, row)
         totals += (
             reach * torch.stack([step.accepted_mass.sum(-1), step.distance, step.excess])
         ).sum(-1)
@@ -160,11 +172,13 @@ def _one_step(
     x: Tensor,
     omega: float,
     tables: NeighbourTables,
+    row: Tensor | None,
 ) -> _Step:
-    """What one acceptance test emits under target probs q [M, V]; x [M] is read only where p is
-    None (a point mass).
+    """What one acceptance test emits under target probs q [M, V], in image rows [M], by default the
+    first; x [M] is read only where p is None (a point mass).
     """
-    omegas = q.new_full((len(q),), omega)
+    nodes = Nodes(q, q.new_zeros(len(q)) if row is None else row)
+    omegas, tables = rule.relaxation(q.new_full((len(q),), omega), nodes, tables)
     if p is None:
         mass = rule.neighbourhood.mass(q, None, x, tables)
         prob = rule.acceptance_prob(mass, omegas)
@@ -191,9 +205,12 @@ def _resampled(
     = p (1 - f).
     """
 
+    relaxation = Relaxation(omega, tables)
+
     def residual(row: Tensor, x: Tensor) -> Tensor:
-        mass = rule.neighbourhood.mass(q[row], p[row], x, tables)
-        return rule.residual(q[row], p[row], x, omega[row], mass, tables)
+        omegas, own = relaxation.select(row)
+        mass = rule.neighbourhood.mass(q[row], p[row], x, own)
+        return rule.residual(q[row], p[row], x, omegas, mass, own)
 
     # the same probs whichever token was rejected
     if rule.resampling == "optimal" or rule.neighbourhood.exact:

@@ -44,6 +44,7 @@ from workers.metrics.estimate import ratio_estimate
 
 LANTERN = {"neighbourhood": "additive", "k": 100, "delta": 0.1}
 LANTERN_PP = {"neighbourhood": "multiplicative", "k": 50, "lambda": 2.0}
+COOL = {"schedule": "exponential", "budget": 1.5, "nu": 0.1}
 RULES: dict[str, dict[str, Any]] = {
     "exact": {"neighbourhood": "none"},
     **{f"uniform {budget:g}": {"schedule": "constant", "budget": budget} for budget in (1.1, 1.5)},
@@ -53,6 +54,10 @@ RULES: dict[str, dict[str, Any]] = {
     },
     "lantern++ k50 λ2": LANTERN_PP,
     "lantern++ k50 λ2, optimal": {**LANTERN_PP, "resampling": "optimal"},
+    **{
+        f"cool 1.5, by {kind}": {**COOL, "modulation": kind}
+        for kind in ("entropy", "margin", "row")
+    },
     "lantern k100 δ0.1": LANTERN,
     "lantern k100 δ0.1, optimal": {**LANTERN, "resampling": "optimal"},
 }
@@ -66,6 +71,7 @@ class Rounds(NamedTuple):
     drafts: Tensor  # [M, L] as sampled from p, accepted or not
     accepted: Tensor  # [M] how many of them were accepted
     image: Tensor  # [M] rounds of one image are not independent
+    row: Tensor  # [M, L] the row of the image that each draft is in (see `Nodes`)
 
     def every(self, n: int) -> Rounds:
         """Every n-th round."""
@@ -80,7 +86,12 @@ class Recorder(Acceptor):
     def __init__(self, engine: Engine) -> None:
         rule, tables = engine.acceptor.rule, engine.acceptor.tables
         super().__init__(
-            rule, tables, engine.sampling, engine.drafting.verified_levels, engine.device
+            rule,
+            tables,
+            engine.sampling,
+            engine.drafting.verified_levels,
+            engine.target.grid,
+            engine.device,
         )
         self.rounds: list[Rounds] = []
 
@@ -88,7 +99,9 @@ class Recorder(Acceptor):
         accepted, residual = super().verify_chain(tree, probs, batch)
         assert tree.probs is not None, "drafts are sampled"
         has_room = batch.remaining > tree.shape.max_depth
-        recorded = probs[:, :-1], tree.probs, tree.tokens, accepted, batch.keys
+        places = batch.token_positions[:, : tree.shape.max_depth].clamp(max=len(self._row) - 1)
+        row = self._row[places]
+        recorded = probs[:, :-1], tree.probs, tree.tokens, accepted, batch.keys, row
         self.rounds.append(Rounds(*(field[has_room] for field in recorded)))
         return accepted, residual
 
@@ -117,7 +130,9 @@ def record(
 
 def theory(rule: AcceptanceRule, rounds: Rounds, tables: NeighbourTables) -> Bounds:
     """The prediction for a rule on these rounds, whichever rule they were drawn with."""
-    return estimate_bounds(rule, rounds.q, rounds.p, rounds.drafts, tables, rounds.image)
+    return estimate_bounds(
+        rule, rounds.q, rounds.p, rounds.drafts, tables, rounds.image, rounds.row
+    )
 
 
 def compare(

@@ -1,7 +1,8 @@
-"""Acceptance rules: neighbourhood x schedule x resampling x verification. Each published rule is
-one point of the product.
+"""Acceptance rules: neighbourhood x schedule x modulation x resampling x verification. Each
+published rule is one point of the product.
 
-A child x at depth i of a node is accepted with probability f(x) = min(1, omega_i S_r(x) / p(x)).
+A child x at depth i of a node is accepted with probability f(x) = min(1, omega_i S_r(x) / p(x)),
+where a modulation may change omega_i and the bound of S from node to node.
 After a rejection the next child is verified against the residual, or a token is sampled from it.
 Everything here is a deterministic function of tensors (shapes as in `neighbourhoods`); the caller
 supplies the random numbers.
@@ -10,10 +11,11 @@ supplies the random numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from search_spaces.modulations import NO_MODULATION, Modulation, Nodes
 from search_spaces.neighbourhoods import (
     Additive,
     CodebookNeighbourhood,
@@ -37,6 +39,21 @@ _GREEDY_MARGIN = 1e-6  # distance of omega to 1: more than rounding in fp32 take
 Resampling = Literal["paper", "optimal"]
 
 
+class Relaxation(NamedTuple):
+    """How much the tests of B nodes are relaxed."""
+
+    omega: Tensor  # [B] the relaxation budgets
+    tables: NeighbourTables  # what the neighbourhood reads, with the nodes' factors
+
+    def select(self, rows: Tensor) -> Relaxation:
+        """Those of the nodes at indices [n]."""
+        factor = self.tables.factor
+        if isinstance(factor, float):
+            return Relaxation(self.omega.index_select(0, rows), self.tables)
+        tables = replace(self.tables, factor=factor.index_select(0, rows))
+        return Relaxation(self.omega.index_select(0, rows), tables)
+
+
 @dataclass(frozen=True, slots=True)
 class AcceptanceRule(Params):
     """When a drafted token is accepted, and what replaces a rejected one."""
@@ -49,6 +66,7 @@ class AcceptanceRule(Params):
         Resampling, "distribution sampled from after a rejection", Abbreviations(optimal="opt")
     ] = "paper"
     verification: Verification = TOKEN  # mappings leave the default out
+    modulation: Modulation = NO_MODULATION  # mappings leave the default out
 
     def check(self) -> None:
         if self.verification.reads_later_drafts and not (
@@ -63,6 +81,8 @@ class AcceptanceRule(Params):
     def to_mapping(self) -> dict[str, Any]:
         """The kinds under their tags, and the fields of all parts in one mapping."""
         parts: dict[str, Params] = {"neighbourhood": self.neighbourhood, "schedule": self.schedule}
+        if self.modulation != NO_MODULATION:
+            parts["modulation"] = self.modulation
         if self.verification != TOKEN:
             parts["verification"] = self.verification
         mapping: dict[str, Any] = {}
@@ -76,6 +96,7 @@ class AcceptanceRule(Params):
         pairs: list[tuple[Params, Params]] = [
             (self.neighbourhood, EXACT.neighbourhood),
             (self.schedule, EXACT.schedule),
+            (self.modulation, EXACT.modulation),
             (self.verification, EXACT.verification),
         ]
         return [part for part, exact in pairs if part != exact]
@@ -135,15 +156,28 @@ class AcceptanceRule(Params):
     @property
     def work(self) -> tuple[str | Params, ...]:
         """What its cost depends on: the neighbourhood's `work`, or all of it if the residual sums
-        every token's mass; then the verification's, if it is not the default.
+        every token's mass; then the modulation's kind and the verification's `work`, if they are
+        not the default.
         """
         is_cheap = self.resampling == "paper" or (
             self.neighbourhood.never_stricter and self.schedule.at_least_one
         )
-        work = self.neighbourhood.work if is_cheap else self.neighbourhood
-        if self.verification == TOKEN:
-            return (work,)
-        return (work, self.verification.work)
+        work: list[str | Params] = [self.neighbourhood.work if is_cheap else self.neighbourhood]
+        if self.modulation != NO_MODULATION:
+            work.append(self.modulation.kind)
+        if self.verification != TOKEN:
+            work.append(self.verification.work)
+        return tuple(work)
+
+    def relaxation(self, omega: Tensor, nodes: Nodes, tables: NeighbourTables) -> Relaxation:
+        """How much the tests at nodes are relaxed, from the schedule's budgets `omega` [B]: the
+        budgets become 1 + m (omega - 1) where they are over 1, m the modulation's factors.
+        """
+        if self.modulation == NO_MODULATION:
+            return Relaxation(omega, tables)
+        factor = self.modulation.factor(nodes)
+        budget = omega.clamp_max(1) + factor * (omega - 1).clamp_min(0)
+        return Relaxation(budget, replace(tables, factor=factor[:, None]))
 
     def ratio(self, mass: NeighbourhoodMass, omega: Tensor) -> Tensor:
         """omega S / p [B], for budgets omega [B]; 0 where p(x) = 0."""

@@ -49,6 +49,8 @@ class NeighbourTables:
     # [B, V], int32 or int64: the tokens of every row of r, least likely first, ties by index, if it
     # is known.
     ranking: Tensor | None = None
+    # [B, 1] what the bound of a neighbourhood is multiplied by in each row (see `modulations`).
+    factor: Tensor | float = 1.0
 
 
 class NeighbourhoodMass(NamedTuple):
@@ -215,9 +217,11 @@ class ThresholdTest(Neighbourhood):
     never_stricter: ClassVar[bool] = False
 
     @abstractmethod
-    def accepts(self, r: Tensor, p: Tensor | None) -> Tensor:
-        """Which tokens are accepted: bool [B, V], or [B, 1] if that does not depend on the
-        token.
+    def accepts(self, r: Tensor, p: Tensor | None, factor: Tensor | float) -> Tensor:
+        """Which tokens are accepted: bool [B, V], or [B, 1] if that does not depend on the token.
+
+        `factor` [B, 1] says how much more each row is relaxed; at 0 nothing is accepted, or only
+        what the exact rule always accepts.
         """
 
     @property
@@ -231,7 +235,7 @@ class ThresholdTest(Neighbourhood):
     def mass(
         self, r: Tensor, p: Tensor | None, x: Tensor, tables: NeighbourTables
     ) -> NeighbourhoodMass:
-        accepted = gather_probs(self.accepts(r, p).expand(r.shape), x)
+        accepted = gather_probs(self.accepts(r, p, tables.factor).expand(r.shape), x)
         proposal = r.new_ones(r.shape[0]) if p is None else gather_probs(p, x)
         return NeighbourhoodMass(proposal * accepted, proposal)
 
@@ -239,7 +243,7 @@ class ThresholdTest(Neighbourhood):
         self, r: Tensor, p: Tensor | None, tables: NeighbourTables
     ) -> tuple[Tensor, Tensor]:
         proposal = r.new_ones(r.shape) if p is None else p
-        return proposal * self.accepts(r, p), proposal
+        return proposal * self.accepts(r, p, tables.factor), proposal
 
     def paper_residual(
         self, r: Tensor, p: Tensor | None, x: Tensor, mass: NeighbourhoodMass
@@ -258,9 +262,9 @@ class CodebookNeighbourhood(Neighbourhood):
     proximity: Proximity
 
     @abstractmethod
-    def admits(self, moved: Tensor, own: Tensor) -> Tensor:
-        """Which neighbours may be counted, given the running sums C = `moved` [..., K] and r(x) =
-        `own` [..., 1].
+    def admits(self, moved: Tensor, own: Tensor, factor: Tensor | float) -> Tensor:
+        """Which neighbours may be counted, given the running sums C = `moved` [..., K], r(x) =
+        `own` [..., 1], and the `factor` [..., 1] of the bound.
 
         True up to the first of the K neighbours whose C exceeds the bound, and False from there on.
         """
@@ -278,7 +282,7 @@ class CodebookNeighbourhood(Neighbourhood):
         if self.exact:
             return plain
         members = self._columns(tables)[x].long()
-        added, admitted = self._sum(plain.target[:, None], r.gather(1, members))
+        added, admitted = self._sum(plain.target[:, None], r.gather(1, members), tables.factor)
         return NeighbourhoodMass(plain.target + added, plain.proposal, members, admitted)
 
     def all_masses(
@@ -288,11 +292,14 @@ class CodebookNeighbourhood(Neighbourhood):
         if self.exact:
             return target, proposal
         columns = self._columns(tables)
+        factor = tables.factor
+        if not isinstance(factor, float):
+            factor = factor[..., None]
         target = r.clone()
         for part in chunks(r.shape[1], r.shape[0] * columns.shape[1]):
             members = columns[part]
             masses = r.index_select(1, members.flatten()).view(r.shape[0], *members.shape)
-            target[:, part] += self._sum(r[:, part, None], masses)[0]
+            target[:, part] += self._sum(r[:, part, None], masses, factor)[0]
         return target, proposal
 
     def paper_residual(
@@ -317,12 +324,12 @@ class CodebookNeighbourhood(Neighbourhood):
         assert tables.neighbours.shape[1] >= self.k, "the neighbour table has fewer than k columns"
         return tables.neighbours[:, 1 : self.k]
 
-    def _sum(self, own: Tensor, masses: Tensor) -> tuple[Tensor, Tensor]:
+    def _sum(self, own: Tensor, masses: Tensor, factor: Tensor | float) -> tuple[Tensor, Tensor]:
         """Counted mass C [...] and the admitted neighbours [..., K], given the neighbours' masses
         [..., K], nearest first.
         """
         running = masses.cumsum(-1)
-        admitted = self.admits(running, own)
+        admitted = self.admits(running, own, factor)
         # C is taken from the cumsum that `admits` tested: summing again could exceed the bound by
         # rounding.
         return (running * admitted).amax(-1), admitted
@@ -362,12 +369,13 @@ class Additive(CodebookNeighbourhood):
     def fused(self) -> FusedBound:
         return FusedBound(self.divergence, self.k, self.delta)
 
-    def admits(self, moved: Tensor, own: Tensor) -> Tensor:
+    def admits(self, moved: Tensor, own: Tensor, factor: Tensor | float) -> Tensor:
+        bound = self.delta * factor
         if self.divergence == "tvd":
-            return moved < self.delta
+            return moved < bound
         # Rounding may lower the divergence where neighbours have almost no mass; cummax keeps it
         # monotone.
-        return _jensen_shannon(moved, own).cummax(-1).values < self.delta
+        return _jensen_shannon(moved, own).cummax(-1).values < bound
 
 
 @NEIGHBOURHOODS.register
@@ -400,8 +408,8 @@ class Multiplicative(CodebookNeighbourhood):
     def fused(self) -> FusedBound:
         return FusedBound("multiplicative", self.k, self.lam - 1)
 
-    def admits(self, moved: Tensor, own: Tensor) -> Tensor:
-        return moved < (self.lam - 1) * own
+    def admits(self, moved: Tensor, own: Tensor, factor: Tensor | float) -> Tensor:
+        return moved < (self.lam - 1) * factor * own
 
 
 def gather_probs(probs: Tensor, x: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from typing import Annotated, Any, Self
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
 from search_spaces.drafters import DRAFTERS, DrafterChoice, NoDrafter
+from search_spaces.modulations import MODULATIONS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.params import ConfigError, Params, Range, Symbol, at, expect_mapping, unknown_key
 from search_spaces.plugins import is_external
@@ -78,10 +79,15 @@ SECTIONS: Mapping[str, Section] = {
     "drafter": Section({"kind": DRAFTERS}),
     "tree": Section({"policy": POLICIES}),
     "acceptance": Section(
-        {"neighbourhood": NEIGHBOURHOODS, "schedule": SCHEDULES, "verification": VERIFICATIONS},
+        {
+            "neighbourhood": NEIGHBOURHOODS,
+            "schedule": SCHEDULES,
+            "modulation": MODULATIONS,
+            "verification": VERIFICATIONS,
+        },
         AcceptanceRule.fields(),
         {name: rule.to_mapping() for name, rule in RULES.items()},
-        omitted={"verification"},
+        omitted={"modulation", "verification"},
     ),
     "sampling": Section(
         {"dynamic_temperature": DYNAMIC_TEMPERATURES},
@@ -153,6 +159,7 @@ class DecodingConfig:
         with at("acceptance"):
             self.acceptance.schedule.checked_omegas(self.policy.bounds.depth)
             self._check_neighbourhood()
+            self._check_modulation()
             self._check_verification()
 
     def _check_neighbourhood(self) -> None:
@@ -165,6 +172,16 @@ class DecodingConfig:
                 "sampled from; use a fixed tree with children: sampled"
             )
             raise ConfigError(("neighbourhood",), problem)
+
+    def _check_modulation(self) -> None:
+        """Raises ConfigError if it reads probs that there are not."""
+        modulation = self.acceptance.modulation
+        if modulation.reads_probs and self.sampling is not None and not self.sampling.temperature:
+            problem = (
+                f"{modulation.kind!r} reads the target's probs, and at temperature 0 one token has "
+                "all of them; use row, or a temperature above 0"
+            )
+            raise ConfigError(("modulation",), problem)
 
     def _check_verification(self) -> None:
         """Raises ConfigError if drafts are verified together that are not a chain, or that depend
@@ -263,6 +280,7 @@ class DecodingConfig:
             self.policy,
             rule.neighbourhood,
             rule.schedule,
+            rule.modulation,
             rule.verification,
         ]
         if self.sampling is not None:
@@ -330,12 +348,8 @@ class DecodingConfig:
             raise ConfigError(
                 ("drafter",), f"the target has no {kind!r} drafter; it has {available}"
             )
-        if image_rows == 1 and self.drafter.row_lag is not None:
-            problem = (
-                f"{kind!r} decodes several rows at once, but the target's images have one; use "
-                "another drafter"
-            )
-            raise ConfigError(("drafter",), problem)
+        if image_rows == 1:
+            self._check_one_row()
         if image_tokens is not None and depth > image_tokens:
             raise ConfigError(
                 ("tree",),
@@ -362,6 +376,22 @@ class DecodingConfig:
                     f"{size} {what} are more than the {codebook_size} codes of the codebook; "
                     "lower it",
                 )
+
+    def _check_one_row(self) -> None:
+        """Raises ConfigError if images of one row cannot be decoded."""
+        modulation = self.acceptance.modulation
+        if modulation.reads_row:
+            problem = (
+                f"{modulation.kind!r} goes from the first row to the last, but the target's images "
+                "have one; use another"
+            )
+            raise ConfigError(("acceptance", "modulation"), problem)
+        if self.drafter.row_lag is not None:
+            problem = (
+                f"{self.drafter.kind!r} decodes several rows at once, but the target's images have "
+                "one; use another drafter"
+            )
+            raise ConfigError(("drafter",), problem)
 
 
 def flat_types() -> dict[str, type]:

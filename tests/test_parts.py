@@ -24,6 +24,7 @@ from orchestrator.store.names import SettingNames
 from search_spaces import plugins
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import DRAFTERS
+from search_spaces.modulations import MODULATIONS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.params import ConfigError
 from search_spaces.plugins import Registry, load_plugins
@@ -52,6 +53,7 @@ PARTS_OF_CONFIGS: tuple[Registry[Any], ...] = (
     NEIGHBOURHOODS,
     POLICIES,
     SCHEDULES,
+    MODULATIONS,
     VERIFICATIONS,
 )
 REGISTRIES: tuple[Registry[Any], ...] = (*PARTS_OF_CONFIGS, FAMILIES, METRICS, SAMPLERS)
@@ -110,6 +112,27 @@ from search_spaces.schedules import SCHEDULES, Constant
 class Steady(Constant):
     kind: ClassVar[str] = "steady_as_before"
     short: ClassVar[str] = "stdy"
+"""
+MODULATION = """
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from search_spaces.modulations import MODULATIONS, Modulation, Nodes
+from search_spaces.params import Range, Symbol
+
+
+@MODULATIONS.register
+@dataclass(frozen=True, slots=True)
+class Surest(Modulation):
+    kind: ClassVar[str] = "surest"
+    short: ClassVar[str] = "sur"
+    reads_probs: ClassVar[bool] = True
+    share: Annotated[float, "of the largest probability", Range(0, 1), Symbol("s")] = 1.0
+
+    def factor(self, nodes: Nodes) -> Tensor:
+        return nodes.probs.amax(1) * self.share
 """
 VERIFICATION = """
 from dataclasses import dataclass
@@ -361,6 +384,14 @@ def test_schedules(add: Add) -> None:
         tree={"policy": "static", "name": "small_7"}, acceptance=config.acceptance.to_mapping()
     )
     assert SettingNames(Sampling()).name(longer) == "eagle-stat(small_7) stdy(b1.25)"
+
+
+def test_modulations(add: Add) -> None:
+    add(MODULATION, "search_spaces.rules")
+    config = setting(
+        acceptance={"schedule": "constant", "budget": 1.25, "modulation": "surest", "share": 0.5}
+    )
+    assert_first_class(config, "eagle-chain2 const(b1.25)+sur(s0.5)")
 
 
 def test_verifications(add: Add) -> None:

@@ -35,6 +35,7 @@ from workers.decoding.kernels import FusedRule, accept_tree, random_bits
 from workers.decoding.rng import CounterRNG, Purpose, bits
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
+from workers.models.target import Grid
 
 K = 100  # neighbours of the presets' rules, and the columns of their table
 TREE = NAMED_TREES["lanternpp_58"]
@@ -127,7 +128,12 @@ def inputs(
         token_positions=emitted[:, None] + torch.arange(slots, device=device),
     )
     acceptor = Acceptor(
-        rule, NeighbourTables(neighbours(vocabulary, device)), Sampling(), levels, device
+        rule,
+        NeighbourTables(neighbours(vocabulary, device)),
+        Sampling(),
+        levels,
+        Grid(32, 32),
+        device,
     )
     return Inputs(acceptor, tree, logits, cast(Batch, batch))
 

@@ -95,6 +95,8 @@ def _common_lacks(config: DecodingConfig) -> Iterator[str]:
     sampling = config.sampling
     if rule.schedule != EXACT.schedule:
         yield f"it has no schedule of relaxation, here {rule.schedule.kind}"
+    if rule.modulation != EXACT.modulation:
+        yield f"it relaxes all nodes of a depth alike, here by {rule.modulation.kind}"
     if rule.verification != EXACT.verification:
         yield f"it verifies the drafts of a path one by one, here {rule.verification.kind}"
     if rule.resampling != EXACT.resampling and not rule.neighbourhood.exact:

@@ -1,3 +1,3 @@
-"""Neighbourhoods and schedules that are a file each; a new one registers itself where its name is
-first used.
+"""Neighbourhoods, schedules and modulations that are a file each; a new one registers itself where
+its name is first used.
 """

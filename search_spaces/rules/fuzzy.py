@@ -40,7 +40,7 @@ class Fuzzy(ThresholdTest):
     ]
     divergence: Annotated[Literal["tvd", "kl", "reverse_kl", "jsd"], "what the distance is"] = "tvd"
 
-    def accepts(self, r: Tensor, p: Tensor | None) -> Tensor:
+    def accepts(self, r: Tensor, p: Tensor | None, factor: Tensor | float) -> Tensor:
         assert p is not None, "the rule needs drafts that were sampled"
         if self.divergence == "tvd":
             found = (r - p).abs().sum(1, keepdim=True) / 2
@@ -51,7 +51,7 @@ class Fuzzy(ThresholdTest):
         else:
             middle = (r + p) / 2
             found = (_kl(r, middle) + _kl(p, middle)) / 2
-        return found <= self.distance
+        return found <= self.distance * factor
 
 
 def _kl(a: Tensor, b: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ class Grouped(Neighbourhood):
         masses = r.gather(1, tokens)
         codes = codebook[tokens]
         own = slice(self.below, self.below + 1)
-        near = (codes - codes[:, own]).square().sum(-1) < self.radius
+        near = (codes - codes[:, own]).square().sum(-1) < self.radius * tables.factor
         group = inside & near & ((masses - masses[:, own]).abs() < self.tolerance)
         group[:, own] = True
         target = (masses * group).sum(1)
@@ -109,13 +109,16 @@ class Grouped(Neighbourhood):
         codebook = _codebook(tables)
         order = _ranking(r, tables)
         vocabulary = r.shape[1]
-        near = self._near(codebook) if vocabulary**2 <= CHUNK else None
+        squares = _squares(codebook) if vocabulary**2 <= CHUNK else None
         target = r.new_empty(r.shape)
         proposal = r.new_ones(r.shape)
         for rows in chunks(r.shape[0], _ROW_WEIGHT * vocabulary):
             tokens = order[rows].long()
             ranked = [probs[rows].gather(1, tokens) for probs in (r, p) if probs is not None]
-            sums = self._group_sums(ranked, tokens, codebook, near)
+            radius = self.radius * tables.factor
+            if not isinstance(radius, float):
+                radius = radius[rows]
+            sums = self._group_sums(ranked, tokens, codebook, squares, radius)
             target[rows] = sums[0].scatter(1, tokens, sums[0])
             if p is not None:
                 proposal[rows] = sums[1].scatter(1, tokens, sums[1]).masked_fill(p[rows] <= 0, 0)
@@ -128,29 +131,33 @@ class Grouped(Neighbourhood):
         return exact_residual(r, p, x)
 
     def _group_sums(
-        self, ranked: Sequence[Tensor], tokens: Tensor, codebook: Tensor, near: Tensor | None
+        self,
+        ranked: Sequence[Tensor],
+        tokens: Tensor,
+        codebook: Tensor,
+        squares: Tensor | None,
+        radius: Tensor | float,
     ) -> list[Tensor]:
         """Group sums [B, V] of r and other probs, `ranked` by r, for the `tokens` [B, V] in this
         order.
 
-        Every pair of ranks is read once. `near` [V * V] is the result of `_near`, or None where
-        that would be too large.
+        Every pair of ranks is read once. `squares` [V * V] is the result of `_squares`, or None
+        where that would be too large; `radius` [B, 1] is the bound in each row.
         """
         r = ranked[0]
         vocabulary = tokens.shape[1]
         sums = [probs.clone() for probs in ranked]
         short = tokens.int()
-        rows_of_near = short * vocabulary
+        rows_of_squares = short * vocabulary
         for distance in range(1, min(max(self.below, self.above) + 1, vocabulary)):
             lower, upper = slice(None, -distance), slice(distance, None)
-            if near is None:
-                squares = (codebook[tokens[:, lower]] - codebook[tokens[:, upper]]).square().sum(-1)
-                close = squares < self.radius
+            if squares is None:
+                apart = (codebook[tokens[:, lower]] - codebook[tokens[:, upper]]).square().sum(-1)
             else:
-                close = near.index_select(
-                    0, (rows_of_near[:, lower] + short[:, upper]).flatten()
-                ).view(len(r), -1)
-            weight = (close & (r[:, upper] - r[:, lower] < self.tolerance)).to(r.dtype)
+                pairs = rows_of_squares[:, lower] + short[:, upper]
+                apart = squares.index_select(0, pairs.flatten()).view(len(r), -1)
+            close = (apart < radius) & (r[:, upper] - r[:, lower] < self.tolerance)
+            weight = close.to(r.dtype)
             for probs, total in zip(ranked, sums, strict=True):
                 if distance <= self.above:
                     total[:, lower].addcmul_(probs[:, upper], weight)
@@ -160,14 +167,13 @@ class Grouped(Neighbourhood):
             total[:, : self.below] = probs[:, : self.below]
         return sums
 
-    def _near(self, codebook: Tensor) -> Tensor:
-        """Whether the codes of two tokens are near, for tokens i and j at i * V + j: bool [V *
-        V].
-        """
-        squares = codebook.new_zeros(codebook.shape[0], codebook.shape[0])
-        for column in codebook.unbind(1):
-            squares += (column[:, None] - column).square()
-        return (squares < self.radius).flatten()
+
+def _squares(codebook: Tensor) -> Tensor:
+    """The squared distance of the codes of two tokens, for tokens i and j at i * V + j: [V * V]."""
+    squares = codebook.new_zeros(codebook.shape[0], codebook.shape[0])
+    for column in codebook.unbind(1):
+        squares += (column[:, None] - column).square()
+    return squares.flatten()
 
 
 def _codebook(tables: NeighbourTables) -> Tensor:

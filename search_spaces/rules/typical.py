@@ -23,7 +23,7 @@ class Typical(ThresholdTest):
     The names are the paper's; its code calls delta `posterior_alpha`. The test does not read the
     draft's probs. Medusa then takes the longest accepted path of a tree, here children are tested
     in their order, and the first accepted one is taken. At temperature 0 it accepts the most likely
-    token alone, as the exact rule does.
+    token alone, as the exact rule does. A modulation divides the threshold.
     """
 
     kind: ClassVar[str] = "typical"
@@ -46,6 +46,7 @@ class Typical(ThresholdTest):
         Symbol("d"),
     ] = 0.3
 
-    def accepts(self, r: Tensor, p: Tensor | None) -> Tensor:
+    def accepts(self, r: Tensor, p: Tensor | None, factor: Tensor | float) -> Tensor:
         negative_entropy = (r * (r + _SMALLEST).log()).sum(1, keepdim=True)
-        return r > (self.delta * negative_entropy.exp()).clamp_max(self.epsilon)
+        threshold = (self.delta * negative_entropy.exp()).clamp_max(self.epsilon)
+        return r > threshold / factor

@@ -18,6 +18,13 @@ Drawn = dict[int, "Drawn"]
 """A tree of tokens taken deterministically: child token -> its subtree, in the order of trial."""
 
 Residual = Callable[[Rule, Sequence[float], Sequence[float] | None, int, float], Probs]
+Modulate = Callable[[Context, Rule, float], tuple[Rule, float]]
+"""What a rule and a budget become after a context."""
+
+
+def unmodulated(_context: Context, rule: Rule, omega: float) -> tuple[Rule, float]:
+    """The same everywhere."""
+    return rule, omega
 
 
 @dataclass
@@ -99,6 +106,7 @@ def round_distribution(
     tree: Shape | Drawn,
     omegas: Sequence[float],
     redraw: Residual = residual,
+    modulate: Modulate = unmodulated,
 ) -> dict[Context, float]:
     """The exact distribution of all tokens that one round emits: the accepted path, then one more
     token.
@@ -113,10 +121,12 @@ def round_distribution(
         subtrees: list[Shape | Drawn] = list(here.values() if isinstance(here, dict) else here)
         if not here:  # a leaf: the bonus token
             outcome = node(rule, q[context], (), [], 1.0, redraw)
-        elif isinstance(here, dict):
-            outcome = node(rule, q[context], (), list(here), omegas[len(context)], redraw)
         else:
-            outcome = node(rule, q[context], p[context], len(here), omegas[len(context)], redraw)
+            own, omega = modulate(context, rule, omegas[len(context)])
+            if isinstance(here, dict):
+                outcome = node(own, q[context], (), list(here), omega, redraw)
+            else:
+                outcome = node(own, q[context], p[context], len(here), omega, redraw)
         for y, mass in enumerate(outcome.emitted):
             if mass > 0:
                 probs[*context, y] = probs.get((*context, y), 0.0) + weight * mass

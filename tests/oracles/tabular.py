@@ -131,10 +131,12 @@ class TabularEngine:
         blind: bool = False,
         drafted: int | None = None,
         lookup: NeighbourTables | None = None,
+        grid: Grid | None = None,
     ) -> None:
         assert config.sampling is not None
         self.target, self.image_len, self.sampling = target, image_len, config.sampling
-        grid = Grid(2, image_len // 2) if image_len % 2 == 0 else Grid(1, image_len)
+        rows = 2 if image_len % 2 == 0 else 1
+        grid = grid or Grid(rows, image_len // rows)
         model = SimpleNamespace(device=torch.device("cpu"), vocab_size=target.shape[-1], grid=grid)
         drafter = (
             None
@@ -147,6 +149,7 @@ class TabularEngine:
             lookup or NeighbourTables(),
             config.sampling,
             self.drafting.max_levels,
+            grid,
             torch.device("cpu"),
         )
 

@@ -107,7 +107,7 @@ def test_one_section_may_hold_several_choices() -> None:
          "got None"),
         ({"neighbourhood": "additive", "k": 3, "lambda": 2},
          "lambda: not a key of neighbourhood 'additive' but of 'multiplicative'; "
-         "known keys: neighbourhood, schedule, verification, resampling, k, delta, divergence, proximity, budget"),
+         "known keys: neighbourhood, schedule, modulation, verification, resampling, k, delta, divergence, proximity, budget"),
         ({"neighbourhood": "additive", "k": 3, "dleta": 0.1}, "dleta: unknown key; did you mean 'delta'?"),
         ([3], "must be a mapping of keys to values, got [3]"),
     ],

@@ -506,8 +506,8 @@ BROKEN = [
         TREE + "acceptance:\n  - exact\n  - {neighbourhood: multiplicative, k: 9, delta: 0.2}",
         (
             "f:6: space.acceptance[1].delta: not a key of neighbourhood 'multiplicative' but of "
-            "'additive', 'typical'; known keys: neighbourhood, schedule, verification, resampling, k, "
-            "lambda, proximity, budget"
+            "'additive', 'typical'; known keys: neighbourhood, schedule, modulation, "
+            "verification, resampling, k, lambda, proximity, budget"
         ),
     ),
     (

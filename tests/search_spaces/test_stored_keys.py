@@ -14,10 +14,14 @@ import pytest
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.drafters import DRAFTERS, DrafterChoice, Eagle
+from search_spaces.modulations import MODULATIONS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Additive
 from search_spaces.plugins import is_external
 from search_spaces.presets import PRESETS
-from search_spaces.schedules import SCHEDULES
+from search_spaces.rules.entropy import EntropyModulation
+from search_spaces.rules.margin import MarginModulation
+from search_spaces.rules.row import RowModulation
+from search_spaces.schedules import SCHEDULES, Exponential
 from search_spaces.temperatures import DYNAMIC_TEMPERATURES, DynamicTemperature, EntropyTemperature
 from search_spaces.trees import POLICIES, Chain, Static
 from search_spaces.trial import DecodingConfig, Sampling
@@ -31,6 +35,12 @@ CUSTOM = {
     "static, custom": DecodingConfig(
         Eagle(), Static(paths=((0,), (1,), (0, 0))), sampling=Sampling(0.0, 10, 0.5, 2.0)
     ),
+    **{
+        f"cool, by {made.kind}": DecodingConfig(
+            Eagle(), Chain(4), AcceptanceRule(schedule=Exponential(1.5), modulation=made)
+        )
+        for made in (EntropyModulation(), MarginModulation(-1.0), RowModulation(0.5, 1.5))
+    },
 }
 KEYS = {
     "vanilla": ("8a7b3436a355e15b", "286d00768d392820"),
@@ -59,6 +69,9 @@ KEYS = {
     "pjd": ("cd40c4837d682807", "4ebc6b90cac6d0d6"),
     "vanilla, dynamic": ("94c85a000d7f9e3a", "85b1fd7142f25b28"),
     "vanilla, top-p": ("32fea7be382fda2a", "48cf87917708cbd3"),
+    "cool, by entropy": ("81e1fc7f1fde6df5", "dbc839fd7fe24ab9"),
+    "cool, by margin": ("0e53bdd486b4c7d3", "fdf98708d91e4a52"),
+    "cool, by row": ("098148f93d3afade", "41181ef1416d66ef"),
     "static, custom": ("b1b4cc2ef2dc3c49", "388e9f8be3434cf9"),
 }
 
@@ -83,6 +96,7 @@ def test_the_frozen_settings_have_every_kind_of_every_part() -> None:
         (POLICIES, [config.policy for config in configs]),
         (NEIGHBOURHOODS, [rule.neighbourhood for rule in rules]),
         (SCHEDULES, [rule.schedule for rule in rules]),
+        (MODULATIONS, [rule.modulation for rule in rules]),
         (VERIFICATIONS, [rule.verification for rule in rules]),
         (DYNAMIC_TEMPERATURES, [sampling.dynamic_temperature for sampling in samplings]),
     ):

@@ -355,7 +355,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**EAGLE2, "acceptance": {"delta": 0.5}},
         (
             "acceptance.delta: not a key of neighbourhood 'none' but of 'additive', 'typical'; "
-            "known keys: neighbourhood, schedule, verification, resampling, budget"
+            "known keys: neighbourhood, schedule, modulation, verification, resampling, budget"
         ),
     ),
     (
@@ -399,7 +399,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**EAGLE_CHAIN, "acceptance": {"alpha": 0.5}},
         (
             "acceptance.alpha: not a key of verification 'token' but of 'joint'; "
-            "known keys: neighbourhood, schedule, verification, resampling, budget"
+            "known keys: neighbourhood, schedule, modulation, verification, resampling, budget"
         ),
     ),
     (

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from search_spaces.acceptance import AcceptanceRule
+from search_spaces.acceptance import AcceptanceRule, Relaxation
+from search_spaces.modulations import NO_MODULATION, Nodes
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
 from search_spaces.verification import ChainTests
@@ -24,6 +25,7 @@ from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, gather_rows, row_starts, with_root
+from workers.models.target import Grid
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class _Tests(NamedTuple):
     tokens: Tensor  # [B, N+1] the slots' tokens
     uniforms: Tensor  # [B, levels, C] random numbers by depth and sibling rank
     omegas: Tensor  # [B, levels + 1] relaxation budgets by depth
+    positions: Tensor  # [B, levels] positions of the tokens by depth
 
 
 class _Level(NamedTuple):
@@ -87,11 +90,13 @@ class _Level(NamedTuple):
     eligible: Tensor  # [B, N+1] whether a slot may be accepted
     tokens: Tensor  # [B, N+1] the slots' tokens
     uniforms: Tensor  # [B, C] random numbers by sibling rank
-    omega: Tensor  # [B] relaxation budgets
+    relaxation: Relaxation
 
 
 class Acceptor:
-    """Verifies draft trees by one acceptance rule. `max_levels` bounds the drafted depth."""
+    """Verifies draft trees by one acceptance rule, for images of `grid`. `max_levels` bounds the
+    drafted depth.
+    """
 
     def __init__(
         self,
@@ -99,6 +104,7 @@ class Acceptor:
         tables: NeighbourTables,
         sampling: Sampling,
         max_levels: int,
+        grid: Grid,
         device: torch.device,
     ) -> None:
         self.rule = rule
@@ -110,6 +116,8 @@ class Acceptor:
                 rule.schedule.checked_omegas(levels), device=device
             )
         self._omegas = omegas  # [drafted levels, depth]
+        # the row of each token of an image (see `Nodes`)
+        self._row = torch.arange(grid.tokens, device=device) // grid.cols / max(1, grid.rows - 1)
         self._never = torch.zeros(1, 1, dtype=torch.bool, device=device)
         self._fused = [FusedRule.of(rule, sampled=sampled) for sampled in (False, True)]
         self._exact_greedy = rule.is_exact(temperature=0.0)
@@ -121,10 +129,19 @@ class Acceptor:
         last.
         """
         if self.sampling.temperature == 0:
-            return self._accept_greedy(tree, logits, batch.remaining)
+            return self._accept_greedy(tree, logits, batch)
         if tree.shape.is_chain:
             return self._accept_chain(tree, logits, batch)
         return self._accept_tree(tree, logits, batch)
+
+    def _relaxation(self, omega: Tensor, probs: Tensor, positions: Tensor) -> Relaxation:
+        """How much tests are relaxed, from the schedule's budgets [n], the target's probs [n, V] at
+        their nodes, and the positions [n] of the tokens after them.
+        """
+        if self.rule.modulation == NO_MODULATION:
+            return Relaxation(omega, self.tables)
+        row = self._row.index_select(0, positions.clamp(max=len(self._row) - 1))
+        return self.rule.relaxation(omega, Nodes(probs, row), self.tables)
 
     def _accept_chain(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """A chain has no siblings: drafts are tested against the target's own probs, so all are
@@ -161,8 +178,9 @@ class Acceptor:
         omega = self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
         r = probs[:, :-1].flatten(0, 1)
         p = None if tree.probs is None else tree.probs.flatten(0, 1)
-        mass = self.rule.neighbourhood.mass(r, p, x, self.tables)
-        ratios = self.rule.ratio(mass, omega).view_as(tree.tokens)
+        relaxation = self._relaxation(omega, r, batch.token_positions[:, :levels].flatten())
+        mass = self.rule.neighbourhood.mass(r, p, x, relaxation.tables)
+        ratios = self.rule.ratio(mass, relaxation.omega).view_as(tree.tokens)
         lengths = None
         if self.rule.verification.reads_later_drafts:
             eligible = tree.shape.depth <= limit[:, None]
@@ -189,11 +207,11 @@ class Acceptor:
         if p is not None:
             p = p.index_select(0, last)
         x = x.index_select(0, last)
-        omega = omega.index_select(0, last)
+        omega, tables = relaxation.select(last)
         weighted = residual
         if lengths is not None and lengths.weight is not None:
             weighted = residual * lengths.weight.gather(1, num_accepted[:, None]).to(residual.dtype)
-        after_rejection = self.rule.residual(weighted, p, x, omega, mass, self.tables)
+        after_rejection = self.rule.residual(weighted, p, x, omega, mass, tables)
         return num_accepted, torch.where(rejected[:, None], after_rejection, residual)
 
     def _accept_tree(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
@@ -214,7 +232,8 @@ class Acceptor:
 
     def _tests(self, tree: DraftTree, batch: Batch) -> _Tests:
         levels = tree.shape.max_depth
-        uniforms = batch.rng.uniforms(batch.token_positions[:, :levels], tree.shape.width)
+        positions = batch.token_positions[:, :levels]
+        uniforms = batch.rng.uniforms(positions, tree.shape.width)
         eligible = tree.exists & (tree.shape.depth < batch.remaining[:, None])
         return _Tests(
             # the root's own entry stands for "no child" and is never eligible
@@ -222,6 +241,7 @@ class Acceptor:
             with_root(tree.tokens),
             uniforms,
             self._omegas[:, : levels + 1].index_select(0, tree.levels),
+            positions,
         )
 
     def _accept_at_once(
@@ -260,7 +280,7 @@ class Acceptor:
                 tests.eligible,
                 tests.tokens,
                 tests.uniforms[:, depth - 1],
-                tests.omegas[:, depth],
+                self._relaxation(tests.omegas[:, depth], residual, tests.positions[:, depth - 1]),
             )
             child, residual = self._verify_children(level, node, residual, active)
             active = child > 0
@@ -286,25 +306,22 @@ class Acceptor:
         eligible = level.eligible.gather(1, children)
         tokens = level.tokens.gather(1, children)
         proposal = level.tree.proposal_probs(node)
+        omega, tables = level.relaxation
         for rank in range(children.shape[1]):
             untested = active[:, None] & eligible[:, rank:]
             if all_done(untested):
                 break
             tested = untested.select(1, 0)
             x = tokens.select(1, rank)
-            mass = self.rule.neighbourhood.mass(residual, proposal, x, self.tables)
-            accepted = tested & (
-                level.uniforms.select(1, rank) < self.rule.ratio(mass, level.omega)
-            )
+            mass = self.rule.neighbourhood.mass(residual, proposal, x, tables)
+            accepted = tested & (level.uniforms.select(1, rank) < self.rule.ratio(mass, omega))
             accepted_child = torch.where(accepted, children.select(1, rank), accepted_child)
             rejected = tested ^ accepted
             active = active ^ accepted
             # a row without a child of this rank may have one of a later rank
             if all_done(rejected):
                 continue
-            after_rejection = self.rule.residual(
-                residual, proposal, x, level.omega, mass, self.tables
-            )
+            after_rejection = self.rule.residual(residual, proposal, x, omega, mass, tables)
             residual = torch.where(rejected[:, None], after_rejection, residual)
             if proposal is not None and rank + 1 < children.shape[1]:
                 proposal = remove_and_renormalise(proposal, x, rejected)
@@ -318,19 +335,19 @@ class Acceptor:
             return probs.argmax(-1)
         return rng.sample(Purpose.TARGET, probs[:, None], positions[:, None])[:, 0]
 
-    def _accept_greedy(self, tree: DraftTree, logits: Tensor, remaining: Tensor) -> AcceptResult:
+    def _accept_greedy(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """Temperature 0: a node is accepted if the rule accepts it and all of its ancestors in
         place of the target's most likely tokens. The longest accepted path is taken, the first one
         on a tie; the target's argmax follows it. No child is accepted below logits that are not
         finite.
         """
-        batch, slots, vocab_size = logits.shape
+        size, slots, vocab_size = logits.shape
         device = logits.device
-        row = torch.arange(batch, device=device)
-        depth = tree.shape.depth.expand(batch, -1)
-        best = torch.zeros(batch, dtype=torch.int64, device=device)
+        row = torch.arange(size, device=device)
+        depth = tree.shape.depth.expand(size, -1)
+        best = torch.zeros(size, dtype=torch.int64, device=device)
         if slots > 1:
-            parents = (tree.shape.parents + 1).expand(batch, -1)
+            parents = (tree.shape.parents + 1).expand(size, -1)
             if not self._exact_greedy:
                 parent_probs = (
                     logits.softmax(-1)
@@ -338,9 +355,12 @@ class Acceptor:
                     .flatten(0, 1)
                 )
                 omega = self._omegas[tree.levels[:, None], depth].flatten()
+                positions = (batch.emitted[:, None] + depth - 1).flatten()
                 accepted = self.rule.greedy(
-                    parent_probs, tree.tokens.flatten(), omega, self.tables
-                ).view(batch, -1)
+                    parent_probs,
+                    tree.tokens.flatten(),
+                    *self._relaxation(omega, parent_probs, positions),
+                ).view(size, -1)
             else:
                 # compare logits, as vanilla decoding does: a softmax may round two of them to one
                 # probability
@@ -348,8 +368,8 @@ class Acceptor:
                 accepted = tree.tokens == torch.where(
                     largest.values.isfinite(), largest.indices, -1
                 ).gather(1, parents)
-            accepted &= tree.exists & (depth < remaining[:, None])
-            ancestors = tree.shape.mask[:, 1:, 1:].expand(batch, -1, -1)
+            accepted &= tree.exists & (depth < batch.remaining[:, None])
+            ancestors = tree.shape.mask[:, 1:, 1:].expand(size, -1, -1)
             accepted = ~(ancestors & ~accepted[:, None]).any(-1)
             best = pad(depth * accepted, (1, 0)).argmax(1)
         num_accepted = pad(depth, (1, 0))[row, best]

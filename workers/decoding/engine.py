@@ -102,7 +102,9 @@ class Engine:
         self.taps = drafter.taps if drafter else ()
         tables = tables or build_tables(self.config, target)
         levels = self.drafting.verified_levels
-        self.acceptor = Acceptor(self.config.acceptance, tables, self.sampling, levels, self.device)
+        self.acceptor = Acceptor(
+            self.config.acceptance, tables, self.sampling, levels, target.grid, self.device
+        )
         self.image_len = target.grid.tokens
         self.timer = PhaseTimer(self.device)
         self.constants = Constants()

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.acceptance import AcceptanceRule
+from search_spaces.modulations import NO_MODULATION
 from workers.decoding.operators import cpu_operator
 
 _KINDS = ("none", "tvd", "jsd", "multiplicative")  # in the kernel's order
@@ -47,6 +48,8 @@ class FusedRule:
         neighbourhood = rule.neighbourhood
         paper = rule.resampling == "paper"
         exact_residual = rule.schedule.at_least_one
+        if rule.modulation != NO_MODULATION:
+            return None
         if neighbourhood.exact:
             if not neighbourhood.never_stricter:
                 return None

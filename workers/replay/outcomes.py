@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from search_spaces.acceptance import AcceptanceRule
+from search_spaces.acceptance import AcceptanceRule, Relaxation
+from search_spaces.modulations import Nodes
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from workers.decoding.accept import remove_and_renormalise
+from workers.models.target import Grid
 from workers.replay.recording import RecordedSteps, StepColumns
 
 
@@ -44,6 +46,7 @@ def step_outcomes(
     steps: RecordedSteps,
     rule: AcceptanceRule,
     tables: NeighbourTables,
+    grid: Grid,
     *,
     kept: Tensor | None = None,
     levels: Tensor | None = None,
@@ -55,6 +58,7 @@ def step_outcomes(
         steps: the steps.
         rule: the acceptance rule.
         tables: its neighbour tables.
+        grid: the images' token grid.
         kept: [S, N] bool: use only the sub-tree of these nodes.
         levels: [S] drafted levels of the sub-trees.
         costs: compute `total_variation` too, which takes most of the time of a relaxed rule;
@@ -62,23 +66,43 @@ def step_outcomes(
     """
     depth = steps.depth if kept is None else steps.depth * kept
     eligible = (depth > 0) & (depth < steps.remaining[:, None])
-    siblings = _Siblings(steps, rule, tables, eligible, _omegas(rule, steps, levels), costs)
+    relaxation = _relaxation(steps, rule, tables, grid, levels)
+    siblings = _Siblings(steps, rule, relaxation, eligible, costs)
     for rank in range(steps.children.shape[2]):
         siblings.test(rank)
     return _along_paths(steps, siblings, siblings.total_variation().view(steps.inner.shape))
 
 
-def _omegas(rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None) -> Tensor:
-    """Relaxation budget [S, N] of every node; 1 where none is drafted."""
+def _relaxation(
+    steps: RecordedSteps,
+    rule: AcceptanceRule,
+    tables: NeighbourTables,
+    grid: Grid,
+    levels: Tensor | None,
+) -> Relaxation:
+    """How much the tests of all inner slots of all steps, [S * I], are relaxed."""
+    depth = pad(steps.depth, (1, 0)).gather(1, steps.inner)  # of the slots; 0 for the root
+    position = (steps.position[:, None] + depth).clamp(max=grid.tokens - 1)
+    row = position // grid.cols / max(1, grid.rows - 1)
+    nodes = Nodes(steps.target.flatten(0, 1), row.flatten())
+    return rule.relaxation(_omegas(rule, steps, levels, depth).flatten(), nodes, tables)
+
+
+def _omegas(
+    rule: AcceptanceRule, steps: RecordedSteps, levels: Tensor | None, depth: Tensor
+) -> Tensor:
+    """The schedule's budgets [S, I] of the children of slots at depth [S, I]; 1 where none are
+    drafted.
+    """
     levels = steps.levels if levels is None else levels
     counts = set(levels.tolist())
-    table = torch.ones(max(counts, default=0) + 1, _deepest(steps) + 1, device=levels.device)
+    table = torch.ones(max(counts, default=0) + 1, _deepest(steps) + 2, device=levels.device)
     for count in counts:
         budgets = torch.tensor(rule.schedule.checked_omegas(count), device=levels.device)[
             : table.shape[1] - 1
         ]
         table[count, 1 : len(budgets) + 1] = budgets
-    return table[levels[:, None], steps.depth]
+    return table[levels[:, None], depth + 1]
 
 
 def _deepest(steps: RecordedSteps) -> int:
@@ -100,16 +124,14 @@ class _Siblings:
         self,
         steps: RecordedSteps,
         rule: AcceptanceRule,
-        tables: NeighbourTables,
+        relaxation: Relaxation,
         eligible: Tensor,
-        omegas: Tensor,
         costs: bool,
     ) -> None:
         self.steps = steps
         self.rule = rule
-        self.tables = tables
+        self.relaxation = relaxation
         self.eligible = eligible
-        self.omegas = omegas
         self.step = torch.arange(len(steps), device=eligible.device).repeat_interleave(
             steps.inner.shape[1]
         )
@@ -144,10 +166,9 @@ class _Siblings:
         node = child[rows]
         rule = self.rule
         x = self.steps.tokens[step, node]
-        omega = self.omegas[step, node]
         r = self.residual[rows]
         p = None if self.proposal is None else self.proposal[rows]
-        tables = self._ranked_tables(rank, rows)
+        omega, tables = self._relaxation(rank, rows)
         mass = rule.neighbourhood.mass(r, p, x, tables)
         prob = rule.acceptance_prob(mass, omega)
         exact = r.gather(1, x[:, None])[:, 0]
@@ -161,15 +182,13 @@ class _Siblings:
         if self.proposal is None or self.optimal is not None or rank + 1 < self.ranks:
             left = (prob < 1).nonzero()[:, 0]
             mass = NeighbourhoodMass(*(None if part is None else part[left] for part in mass))  # type: ignore[arg-type]
-            self._reject(rank, rows[left], x[left], omega[left], mass)
+            self._reject(rank, rows[left], x[left], mass)
 
-    def _reject(
-        self, rank: int, rows: Tensor, x: Tensor, omega: Tensor, mass: NeighbourhoodMass
-    ) -> None:
+    def _reject(self, rank: int, rows: Tensor, x: Tensor, mass: NeighbourhoodMass) -> None:
         """Replace the residuals of rows whose children x of this rank may be rejected."""
         r = self.residual[rows]
         p = None if self.proposal is None else self.proposal[rows]
-        tables = self._ranked_tables(rank, rows)
+        omega, tables = self._relaxation(rank, rows)
         after_rejection = self.rule.residual(r, p, x, omega, mass, tables)
         if self.optimal is not None:
             best = self.optimal.residual(r, p, x, omega, mass, tables)
@@ -179,13 +198,15 @@ class _Siblings:
         if self.proposal is not None and p is not None and rank + 1 < self.ranks:
             self.proposal[rows] = remove_and_renormalise(p, x, torch.ones_like(x, dtype=torch.bool))
 
-    def _ranked_tables(self, rank: int, rows: Tensor) -> NeighbourTables:
-        """The tables, with the ranking of the target's probs if it is recorded and no child was
-        rejected before.
+    def _relaxation(self, rank: int, rows: Tensor) -> Relaxation:
+        """How much the tests of these rows are relaxed. The tables have the ranking of the target's
+        probs if it is recorded and no child was rejected before.
         """
+        found = self.relaxation.select(rows)
         if self.steps.ranking is None or rank > 0:
-            return self.tables
-        return replace(self.tables, ranking=self.steps.ranking.flatten(0, 1)[rows])
+            return found
+        ranking = self.steps.ranking.flatten(0, 1)[rows]
+        return found._replace(tables=replace(found.tables, ranking=ranking))
 
     def total_variation(self) -> Tensor:
         """The total variation of the token after each slot, [S * I] (see `StepOutcomes`)."""

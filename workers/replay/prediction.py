@@ -79,9 +79,9 @@ class Recording:
         if rule.neighbourhood.reads_ranking:
             steps = self._ranked_steps
         if tree is None:
-            return step_outcomes(steps, rule, tables)
+            return step_outcomes(steps, rule, tables, self.grid)
         kept, levels = subtree(steps, self.config.policy, tree)
-        return step_outcomes(steps, rule, tables, kept=kept, levels=levels)
+        return step_outcomes(steps, rule, tables, self.grid, kept=kept, levels=levels)
 
     @cached_property
     def _ranked_steps(self) -> RecordedSteps:
@@ -93,7 +93,8 @@ class Recording:
     @cached_property
     def own_speed(self) -> float:
         """Tokens per pass of the recorded rule, which has no neighbourhood."""
-        outcomes = step_outcomes(self.steps, self.config.acceptance, NeighbourTables(), costs=False)
+        rule = self.config.acceptance
+        outcomes = step_outcomes(self.steps, rule, NeighbourTables(), self.grid, costs=False)
         return self.predict(outcomes).mean_accepted_length.value
 
     def predict(

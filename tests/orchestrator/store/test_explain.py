@@ -11,6 +11,7 @@ from orchestrator.store.explain import explain_alike, explain_setting, papers_of
 from orchestrator.store.names import SettingNames
 from search_spaces.acceptance import EXACT, AcceptanceRule
 from search_spaces.drafters import DRAFTERS, Jacobi, JacobiRows, Rows
+from search_spaces.modulations import MODULATIONS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Additive
 from search_spaces.presets import CATALOGUE, preset
 from search_spaces.rules.fuzzy import Fuzzy
@@ -21,7 +22,7 @@ from search_spaces.trial import DecodingConfig
 from search_spaces.verification import VERIFICATIONS
 
 REGISTRIES = (
-    DRAFTERS, POLICIES, NEIGHBOURHOODS, SCHEDULES, VERIFICATIONS, DYNAMIC_TEMPERATURES,
+    DRAFTERS, POLICIES, NEIGHBOURHOODS, SCHEDULES, MODULATIONS, VERIFICATIONS, DYNAMIC_TEMPERATURES,
 )  # fmt: skip
 
 

@@ -34,8 +34,11 @@ from search_spaces.drafters import (
 )
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.presets import CATALOGUE
+from search_spaces.rules.entropy import EntropyModulation
 from search_spaces.rules.grouped import Grouped
-from search_spaces.schedules import Exponential
+from search_spaces.rules.margin import MarginModulation
+from search_spaces.rules.row import RowModulation
+from search_spaces.schedules import Constant, Exponential
 from search_spaces.temperatures import CONSTANT_TEMPERATURE, EntropyTemperature
 from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
@@ -64,6 +67,9 @@ BLOCK = AcceptanceRule(verification=BlockVerification())
 JOINT = AcceptanceRule(verification=JointVerification())
 UNIFORM = AcceptanceRule(Additive(8, 0.3), verification=UniformSkipping(2))
 SIMILAR = AcceptanceRule(verification=DynamicSkipping(-1.0))
+FLAT = AcceptanceRule(schedule=Constant(1.5), modulation=EntropyModulation(2.0))
+PEAKED = AcceptanceRule(Additive(8, 0.3), modulation=MarginModulation(-1.0))
+LOW = AcceptanceRule(Grouped(), Constant(1.2), modulation=RowModulation())
 
 
 def adjacency(
@@ -89,6 +95,9 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "chain, joint": (Eagle(), Chain(4), JOINT),
     "chain of top tokens, block": (Eagle(), Chain(4, children="top"), BLOCK),
     "static": (Eagle(), Static(name="eagle1_26"), LANTERN_PP),
+    "chain, by entropy": (Independent(), Chain(4), FLAT),
+    "static, by margin": (Eagle(), Static(name="eagle1_26"), PEAKED),
+    "window, by row": (Jacobi(), Chain(6), LOW),
     "static of top tokens": (Medusa(), Static(name="eagle1_26", children="top"), LANTERN),
     "taps, chain": (Eagle3(), Chain(4), LANTERN),
     "taps, dynamic": (Eagle3(), Dynamic(depth=4, width=4, nodes=12), EXACT),

@@ -27,8 +27,10 @@ from workers.decoding.kernels import FusedRule, bits_by_numpy, random_bits
 from workers.decoding.rng import CounterRNG, Purpose, bits, image_keys
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
+from workers.models.target import Grid
 
 CODES, NODES, ROWS, BLOCK, CHUNK = 24, 11, 8, 16, 4
+GRID = Grid(4, 5)
 
 RULES: dict[str, AcceptanceRule] = {
     "exact": AcceptanceRule(),
@@ -126,7 +128,7 @@ def test_the_kernel_computes_what_the_loops_do(name: str, sampled: bool) -> None
     logits[torch.arange(ROWS)[:, None], slots, tree.tokens] += 4.0
     logits[0] *= 1e4  # all mass on one token: a rejection of it leaves nothing
     acceptor = Acceptor(
-        RULES[name], neighbours, Sampling(), tree.shape.max_depth + 2, logits.device
+        RULES[name], neighbours, Sampling(), tree.shape.max_depth + 2, GRID, logits.device
     )
     tests = acceptor._tests(tree, batch_of(tree))
     path, num_accepted, residual = acceptor._accept(tree, tests, logits)
@@ -164,7 +166,9 @@ def test_trees_with_holes_on_every_device(
     logits = 1.5 * torch.randn(ROWS, NODES + 1, CODES, generator=generator)
     slots = (tree.shape.parents + 1).expand(ROWS, -1)
     logits[torch.arange(ROWS)[:, None], slots, tree.tokens] += 4.0
-    acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth, logits.device)
+    acceptor = Acceptor(
+        RULES[name], neighbours, Sampling(), tree.shape.max_depth, GRID, logits.device
+    )
     tests = acceptor._tests(tree, batch_of(tree))
     path, num_accepted, residual = acceptor._accept(tree, tests, logits)
     assert int(num_accepted.max()) > 0
@@ -235,7 +239,7 @@ def test_any_layout_of_the_neighbour_table(k: int) -> None:
     results = []
     for layout in layouts:
         acceptor = Acceptor(
-            rule, NeighbourTables(layout), Sampling(), tree.shape.max_depth, logits.device
+            rule, NeighbourTables(layout), Sampling(), tree.shape.max_depth, GRID, logits.device
         )
         tests = acceptor._tests(tree, batch_of(tree))
         results.append(
@@ -275,7 +279,9 @@ def test_logits_that_are_not_numbers_reach_the_residual(name: str) -> None:
     tree, neighbours = sampled_tree(generator), tables(generator)
     logits = torch.randn(ROWS, NODES + 1, CODES, generator=generator)
     logits[2:4] = torch.nan
-    acceptor = Acceptor(RULES[name], neighbours, Sampling(), tree.shape.max_depth, logits.device)
+    acceptor = Acceptor(
+        RULES[name], neighbours, Sampling(), tree.shape.max_depth, GRID, logits.device
+    )
     rule = fused_rule(RULES[name], sampled=True)
     _, num_accepted, residual = acceptor._accept_at_once(
         rule, tree, acceptor._tests(tree, batch_of(tree)), logits

@@ -37,6 +37,7 @@ from tests.workers.decoding.test_accept_distribution import (
     probs_after,
     tables,
 )  # fmt: skip
+from workers.models.target import Grid
 from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.recording import RecordedSteps, StepRecorder
 
@@ -44,6 +45,7 @@ Children = Literal["sampled", "top"]
 Resampling = Literal["paper", "optimal"]
 CODEBOOK = torch.tensor(BOOK)
 DRAWS = 20_000
+GRID = Grid(LEVELS + 2, 1)
 
 
 @cache
@@ -90,7 +92,7 @@ def test_the_emitted_tokens_are_the_enumerated_ones(
     fast, plain = with_resampling(name, resampling)
     sampling = Sampling(top_k=3) if name in ("uniform", "lantern++") else Sampling()
     steps, first = record(children, sampling, DRAWS if children == "sampled" else 100)
-    outcomes = step_outcomes(steps, fast, LOOKUP)
+    outcomes = step_outcomes(steps, fast, LOOKUP, GRID)
     for token in set(first.tolist()):
         rounds_after = enumerate_rounds(fast, plain, children, sampling, token)
         expected = sum(len(tokens) * weight for tokens, weight in rounds_after.items())
@@ -106,12 +108,14 @@ def test_a_kept_ranking_changes_nothing_and_lengths_need_no_costs(
     fast, _ = with_resampling(name, resampling)
     steps, _ = record(children, Sampling(), 200)
     outcomes, ranked = (
-        step_outcomes(steps, fast, LOOKUP),
-        step_outcomes(steps.ranked(), fast, LOOKUP),
+        step_outcomes(steps, fast, LOOKUP, GRID),
+        step_outcomes(steps.ranked(), fast, LOOKUP, GRID),
     )
     for field in fields(StepOutcomes):
         torch.testing.assert_close(getattr(ranked, field.name), getattr(outcomes, field.name))
-    assert torch.equal(step_outcomes(steps, fast, LOOKUP, costs=False).at_least, outcomes.at_least)
+    assert torch.equal(
+        step_outcomes(steps, fast, LOOKUP, GRID, costs=False).at_least, outcomes.at_least
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -126,7 +130,7 @@ def test_total_variation_of_the_first_token(
     fast, plain = with_resampling(name, resampling)
     steps, first = record(children, Sampling(), DRAWS if children == "sampled" else 100)
     kept = (steps.depth == 1) & (torch.arange(steps.depth.shape[1]) < count)
-    outcomes = step_outcomes(steps, fast, LOOKUP, kept=kept)
+    outcomes = step_outcomes(steps, fast, LOOKUP, GRID, kept=kept)
     omega = fast.schedule.omegas(LEVELS)[0]
     for token in set(first.tolist()):
         q, p = (probs[()] for probs in probs_after(token, Sampling()))
@@ -154,7 +158,7 @@ def test_total_variation_counts_every_reached_slot() -> None:
         path.append(int(steps.children[0, inner[0, 0], 0]))
     kept = torch.zeros_like(steps.depth, dtype=torch.bool)
     kept[:, path] = True
-    outcomes = step_outcomes(steps, fast, LOOKUP, kept=kept)
+    outcomes = step_outcomes(steps, fast, LOOKUP, GRID, kept=kept)
     omegas = fast.schedule.omegas(LEVELS)
     for token in set(first.tolist()):
         q, p = probs_after(token, Sampling())
@@ -214,7 +218,7 @@ def test_first_children_that_are_all_certain(
     x = steps.tokens.gather(1, steps.children[..., 0])
     proposal = None if steps.proposal is None else torch.full_like(steps.proposal, 1 / CODES)
     target = torch.zeros_like(steps.target).scatter_(2, x[..., None], 1.0)
-    outcomes = step_outcomes(replace(steps, target=target, proposal=proposal), fast, LOOKUP)
+    outcomes = step_outcomes(replace(steps, target=target, proposal=proposal), fast, LOOKUP, GRID)
     assert torch.equal(outcomes.at_least, torch.ones(20, LEVELS + 1))
     assert torch.equal(outcomes.total_variation, torch.zeros(20))
 
@@ -225,7 +229,7 @@ def test_no_steps_have_no_outcomes(name: str, resampling: Resampling, children: 
     fast, _ = with_resampling(name, resampling)
     steps, _ = record(children, Sampling(), 20)
     some, none = (
-        step_outcomes(steps.select(torch.arange(count)), fast, LOOKUP) for count in (20, 0)
+        step_outcomes(steps.select(torch.arange(count)), fast, LOOKUP, GRID) for count in (20, 0)
     )
     for field in fields(StepOutcomes):
         expected, found = getattr(some, field.name), getattr(none, field.name)
@@ -247,7 +251,7 @@ def test_children_after_a_missing_one_are_tested(children: Children, missing: in
     holes[:, 0, :missing] = -1
     rule, _ = with_resampling("cool", "optimal")
     expected, found = (
-        step_outcomes(replace(steps, children=c), rule, LOOKUP) for c in (shifted, holes)
+        step_outcomes(replace(steps, children=c), rule, LOOKUP, GRID) for c in (shifted, holes)
     )
     assert bool((expected.at_least[:, 1] > 0).any())
     for field in fields(StepOutcomes):

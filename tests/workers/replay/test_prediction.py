@@ -71,7 +71,8 @@ def test_accepted_lengths_are_those_of_a_run() -> None:
         setting = config(length, acceptance)
         kept, levels = subtree(steps, RECORDED, setting.policy)
         tables = build_tables(setting, models.target)
-        outcomes = step_outcomes(steps, setting.acceptance, tables, kept=kept, levels=levels)
+        grid = models.target.grid
+        outcomes = step_outcomes(steps, setting.acceptance, tables, grid, kept=kept, levels=levels)
         predicted = predict(outcomes, image, row, IMAGES).mean_accepted_length
         results = [result.statistics for result in make_engine(models, setting).run(REQUESTS)]
         measured = sum(int(s.emitted.sum()) for s in results) / sum(s.passes for s in results)

@@ -45,7 +45,7 @@ def simulated_length(
 ) -> float:
     def outcomes_of(tree: TreePolicy) -> StepOutcomes:
         kept, levels = subtree(steps, recorded, tree)
-        return step_outcomes(steps, rule, NeighbourTables(), kept=kept, levels=levels)
+        return step_outcomes(steps, rule, NeighbourTables(), GRID, kept=kept, levels=levels)
 
     outcomes, _, position = simulate(steps, policy, GRID, outcomes_of)
     assert len(outcomes.emitted) == len(position)
