@@ -35,8 +35,6 @@ from workers.loading.models_yaml import load_folder
 # the most operations of a step: chains, static trees and windows; trees of varying shape
 CHAINS, TREES = 145, 225
 SKIPPING = 445  # of a pass that drafts a second tree behind unverified tokens
-# of a tree whose siblings are tested one after the other, because no kernel runs the rule
-SIBLINGS = 1170
 ROWS = 217  # the same of several rows at once
 LARGEST = 321  # of adjacency trees of the largest size, to which a CUDA graph pads them
 PHASES = ("draft", "target", "accept", "commit")

@@ -81,14 +81,16 @@ class NeededCodes(NamedTuple):
 
 class FusedBound(NamedTuple):
     """How an accelerator's kernel decides which of the k - 1 neighbours count, for classes that
-    define `admits` in this way.
+    define `admits` in this way, or whether a draft is accepted, for a `ThresholdTest`.
     """
 
-    # By tvd or jsd (see `Additive`), or by whether their mass is below `bound` times the token's
-    # own.
-    test: Literal["tvd", "jsd", "multiplicative"]
-    k: int
+    # "tvd" or "jsd" (see `Additive`); "multiplicative", if the neighbours' mass is below `bound`
+    # times the token's own; "typical" (see `rules.typical`), where `bound` is epsilon; "fuzzy_tvd",
+    # "fuzzy_kl", "fuzzy_reverse_kl" or "fuzzy_jsd" (see `rules.fuzzy`), where it is the distance.
+    test: str
+    k: int  # 1 in a threshold test
     bound: float
+    scale: float = 0.0  # delta of "typical"
 
 
 class Neighbourhood(Params, ABC):

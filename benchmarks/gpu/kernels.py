@@ -56,7 +56,7 @@ def rules() -> dict[str, AcceptanceRule]:
         for name in ("exact", "lantern_optimal")
     }
     distinct = {
-        (FusedRule.of(rule, sampled=False), rule.schedule): name
+        (*(FusedRule.of(rule, sampled=sampled) for sampled in (False, True)), rule.schedule): name
         for name, rule in reversed(found.items())
     }
     return {name: found[name] for name in sorted(distinct.values())}

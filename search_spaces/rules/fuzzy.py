@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from search_spaces.neighbourhoods import NEIGHBOURHOODS, ThresholdTest
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, FusedBound, ThresholdTest
 from search_spaces.params import Range, Symbol
 
 if TYPE_CHECKING:
@@ -39,6 +39,10 @@ class Fuzzy(ThresholdTest):
         float, "largest distance at which drafts are accepted", Range(0), Symbol("d")
     ]
     divergence: Annotated[Literal["tvd", "kl", "reverse_kl", "jsd"], "what the distance is"] = "tvd"
+
+    @property
+    def fused(self) -> FusedBound:
+        return FusedBound(f"fuzzy_{self.divergence}", 1, self.distance)
 
     def accepts(self, r: Tensor, p: Tensor | None, factor: Tensor | float) -> Tensor:
         assert p is not None, "the rule needs drafts that were sampled"

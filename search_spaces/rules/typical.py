@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from search_spaces.neighbourhoods import NEIGHBOURHOODS, ThresholdTest
+from search_spaces.neighbourhoods import NEIGHBOURHOODS, FusedBound, ThresholdTest
 from search_spaces.params import Range, Symbol
 
 if TYPE_CHECKING:
@@ -45,6 +45,10 @@ class Typical(ThresholdTest):
         Range(0, 1, open_low=True),
         Symbol("d"),
     ] = 0.3
+
+    @property
+    def fused(self) -> FusedBound:
+        return FusedBound("typical", 1, self.epsilon, self.delta)
 
     def accepts(self, r: Tensor, p: Tensor | None, factor: Tensor | float) -> Tensor:
         negative_entropy = (r * (r + _SMALLEST).log()).sum(1, keepdim=True)

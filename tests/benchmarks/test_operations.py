@@ -13,7 +13,6 @@ from benchmarks.operations import (
     CHAINS,
     LARGEST,
     ROWS,
-    SIBLINGS,
     SKIPPING,
     TREES,
     OperationCounter,
@@ -74,9 +73,6 @@ def test_a_step_has_at_most_so_many(models: Models, name: str, top_k: int) -> No
     total = sum(sum(phase.values()) for phase in counts.values())
     bound = TREES if isinstance(config.policy, Adjacency | Dynamic) else CHAINS
     bound = SKIPPING if config.acceptance.verification.implementation else bound
-    rule = config.acceptance.neighbourhood
-    if rule.fused is None and not rule.exact and config.policy.bounds.width > 1:
-        bound = SIBLINGS
     assert total <= (bound if config.drafter.row_lag is None else ROWS)
     assert counts == operations(models, config, batch=7)
 

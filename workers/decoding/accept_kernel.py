@@ -41,6 +41,44 @@ def _jensen_shannon(moved, own):
 
 
 @triton.jit
+def _kl(a, b):
+    """The terms of KL(a || b) in nats."""
+    return tl.where(a == 0, 0.0, a * (tl.log(a) - tl.log(b)))
+
+
+@triton.jit
+def _negative_entropy(source, vocabulary, BLOCK: tl.constexpr):
+    """Minus the entropy in nats, as `search_spaces.rules.typical` computes it."""
+    total = 0.0
+    for start in range(0, vocabulary, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        values = tl.load(source + index, mask=index < vocabulary, other=0.0)
+        total += tl.sum(values * tl.log(values + 1e-5), 0)
+    return total
+
+
+@triton.jit
+def _distance(source, mass, proposal, share, vocabulary, KIND: tl.constexpr, BLOCK: tl.constexpr):
+    """The distance of `search_spaces.rules.fuzzy` between residual and proposal."""
+    total = 0.0
+    for start in range(0, vocabulary, BLOCK):
+        index = start + tl.arange(0, BLOCK)
+        inside = index < vocabulary
+        r = tl.load(source + index, mask=inside, other=0.0) / mass
+        p = tl.load(proposal + index, mask=inside, other=0.0) / share
+        if KIND == 5:
+            terms = tl.abs(r - p) / 2
+        elif KIND == 6:
+            terms = _kl(r, p)
+        elif KIND == 7:
+            terms = _kl(p, r)
+        else:
+            terms = (_kl(r, (r + p) / 2) + _kl(p, (r + p) / 2)) / 2
+        total += tl.sum(terms, 0)
+    return total
+
+
+@triton.jit
 def _copy(source, destination, vocabulary, BLOCK: tl.constexpr):
     for start in range(0, vocabulary, BLOCK):
         index = start + tl.arange(0, BLOCK)
@@ -99,10 +137,11 @@ def _count(
     """The mass that counts for x, and how many of its neighbours, the nearest ones, are admitted.
 
     KIND is 0 for no neighbours, 1 for additive by tvd, 2 for additive by jsd, 3 for multiplicative.
-    All of them admit neighbours as long as a sum of masses is below a bound.
+    All of them admit neighbours as long as a sum of masses is below a bound. Of the threshold
+    tests, 4 is typical, and 5 to 8 are fuzzy by tvd, kl, reverse kl and jsd.
     """
     counted, admitted = own, x.to(tl.int32) * 0
-    if KIND > 0:
+    if KIND > 0 and KIND < 4:
         running, first, counting = 0.0, 1, k > 1
         while counting:
             ordinal = first + tl.arange(0, CHUNK)
@@ -173,7 +212,7 @@ def _reject_child(
 @triton.jit
 def _verify_children(
     source, proposal, children, tokens, eligible, uniforms, omega, neighbours, residuals, side, remaining,
-    k, bound, width, vocabulary, table_width,
+    k, bound, scale, width, vocabulary, table_width,
     KIND: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -187,6 +226,8 @@ def _verify_children(
     mass, summed = 1.0, 0.0
     share, share_summed = 1.0, 1.0
     accepted, rank, testing = side * 0, side * 0, width > 0
+    if KIND == 4:  # no rejection changes it
+        bound = tl.minimum(bound, scale * tl.exp(_negative_entropy(source, vocabulary, BLOCK)))
     while testing:
         child = tl.load(children + rank).to(tl.int32)
         if tl.load(eligible + child) != 0:
@@ -200,11 +241,16 @@ def _verify_children(
             counted, admitted = _count(
                 source, x, own, mass, neighbours, k, bound, table_width, KIND, CHUNK
             )
+            if KIND == 4:
+                counted = tl.where(own > bound, p_x, 0.0)
+            elif KIND > 4:
+                distance = _distance(source, mass, proposal, share, vocabulary, KIND, BLOCK)
+                counted = tl.where(distance <= bound, p_x, 0.0)
             # f may exceed 1; if it is not a number, the child is not accepted
             f = tl.where(p_x > 0, omega * counted / p_x, 0.0)
             if tl.load(uniforms + rank) < f:
                 accepted = child
-            else:
+            elif KIND != 4:
                 tl.debug_barrier()  # all threads have read what is overwritten now
                 at_x, taken = 0.0, own * mass
                 if PAPER:
@@ -221,9 +267,12 @@ def _verify_children(
                     mass -= taken
                 else:
                     other = residuals + side * vocabulary
+                    drawn_mass = mass / share
+                    if KIND > 4:  # a threshold test leaves the residual as it is
+                        drawn_mass = 0.0
                     left = _reject_child(
                         source, other, proposal, remaining, neighbours, table_width, admitted, x, drawn, at_x, omega,
-                        mass / share, vocabulary, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
+                        drawn_mass, vocabulary, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
                     )  # fmt: skip
                     if left > 0:  # otherwise the residual stays as it is
                         mass, summed, source, side = left, left, other, 1 - side
@@ -257,8 +306,8 @@ def _repeat_last(path, node, depth, levels):
 def accept_path(
     probs, proposals, proposal_rows, children, tokens, eligible, uniforms, omegas, neighbours,
     residuals, remaining, result, path, num_accepted,
-    k, bound, slots, width, ranks, levels, vocabulary, table_width, proposal_count, children_stride, node_stride,
-    rows_stride,
+    k, bound, scale, slots, width, ranks, levels, vocabulary, table_width, proposal_count, children_stride,
+    node_stride, rows_stride,
     KIND: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
@@ -290,7 +339,7 @@ def accept_path(
             accepted, source, side = _verify_children(
                 source, proposal, children + node * node_stride, tokens, eligible, uniforms + depth * ranks,
                 tl.load(omegas + depth + 1), neighbours, residuals, side, remaining,
-                k, bound, width, vocabulary, table_width, KIND, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
+                k, bound, scale, width, vocabulary, table_width, KIND, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
             )  # fmt: skip
         accepting = accepted > 0
         if accepting:

@@ -21,7 +21,9 @@ from search_spaces.acceptance import AcceptanceRule
 from search_spaces.modulations import NO_MODULATION
 from workers.decoding.operators import cpu_operator
 
-_KINDS = ("none", "tvd", "jsd", "multiplicative")  # in the kernel's order
+_THRESHOLD_TESTS = ("typical", "fuzzy_tvd", "fuzzy_kl", "fuzzy_reverse_kl", "fuzzy_jsd")
+# in the kernel's order
+_KINDS = ("none", "tvd", "jsd", "multiplicative", *_THRESHOLD_TESTS)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
@@ -36,9 +38,10 @@ class FusedRule:
 
     kind: int  # the neighbourhood's index in `_KINDS`
     k: int  # the neighbourhood's size, the token itself included
-    bound: float  # the neighbours' mass stays below it
+    bound: float  # see `FusedBound`
     has_paper_residual: bool  # whether a rejection takes the neighbours' mass away
     has_exact_residual: bool  # whether a rejection leaves what the exact rule leaves
+    scale: float = 0.0  # see `FusedBound`
 
     @classmethod
     def of(cls, rule: AcceptanceRule, *, sampled: bool) -> FusedRule | None:
@@ -59,7 +62,13 @@ class FusedRule:
         if "fused" not in vars(type(neighbourhood)) or neighbourhood.fused is None:
             return None
         fused = neighbourhood.fused
-        return cls(_KINDS.index(fused.test), fused.k, fused.bound, paper, exact_residual)
+        kind = _KINDS.index(fused.test)
+        if fused.test not in _THRESHOLD_TESTS:
+            return cls(kind, fused.k, fused.bound, paper, exact_residual)
+        # the kernel takes nothing away after a rejection, which is these tests' paper residual
+        if not paper or (neighbourhood.needs_sampled and not sampled):
+            return None
+        return cls(kind, fused.k, fused.bound, False, False, fused.scale)
 
 
 @cache
@@ -156,6 +165,7 @@ def accept_tree(
     bound: float,
     paper: bool,
     exact_residual: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The path [B, L + 1], its length [B] and the residual [B, V], which is not normalised.
 
@@ -166,7 +176,7 @@ def accept_tree(
         proposals: the drafter's probs [B, M, V], and the row that each slot's children were
             sampled from [B|1, S]; empty for chosen children.
         neighbours: [V, >= k] int32 or int64, or None.
-        kind, k, bound, paper, exact_residual: the fields of `FusedRule`.
+        kind, k, bound, paper, exact_residual, scale: the fields of `FusedRule`.
     """
     from workers.decoding import accept_kernel
 
@@ -187,8 +197,8 @@ def accept_tree(
             probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
             children if neighbours is None else neighbours,
             residuals, remaining, residual, path, num_accepted,
-            k, bound, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1], vocabulary,
-            0 if neighbours is None else neighbours.stride(0), source.shape[1],
+            k, bound, scale, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1],
+            vocabulary, 0 if neighbours is None else neighbours.stride(0), source.shape[1],
             children.stride(0) if children.shape[0] > 1 else 0, children.stride(1),
             slots if rows.shape[0] > 1 else 0,
             KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact_residual, SAMPLED=bool(proposals),

@@ -16,7 +16,9 @@ from torch.nn.functional import pad
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
+from search_spaces.rules.fuzzy import Fuzzy
 from search_spaces.rules.grouped import Grouped
+from search_spaces.rules.typical import Typical
 from search_spaces.schedules import Constant, Exponential
 from search_spaces.trial import Sampling
 from tests.fakes.tape import without_shortcuts
@@ -46,6 +48,12 @@ RULES: dict[str, AcceptanceRule] = {
     "lantern jsd": AcceptanceRule(Additive(12, 0.1, "jsd")),
     "lantern++": AcceptanceRule(Multiplicative(10, 2.0)),
     "annealed lantern++": AcceptanceRule(Multiplicative(10, 2.0), Exponential(0.9, 0.5)),
+    "typical": AcceptanceRule(Typical(0.3, 0.9)),
+    "typical and under": AcceptanceRule(Typical(0.3, 0.9), Constant(0.6)),
+    "fuzzy": AcceptanceRule(Fuzzy(0.8)),
+    "fuzzy kl and under": AcceptanceRule(Fuzzy(2.0, "kl"), Constant(0.6)),
+    "fuzzy reverse kl": AcceptanceRule(Fuzzy(2.0, "reverse_kl")),
+    "fuzzy jsd": AcceptanceRule(Fuzzy(0.4, "jsd")),
 }
 
 
@@ -273,7 +281,7 @@ def batch_of(tree: DraftTree) -> Batch:
     return cast(Batch, batch)
 
 
-@pytest.mark.parametrize("name", ["lantern", "cool"])
+@pytest.mark.parametrize("name", ["lantern", "cool", "typical", "fuzzy kl and under"])
 def test_logits_that_are_not_numbers_reach_the_residual(name: str) -> None:
     generator = torch.Generator().manual_seed(1)
     tree, neighbours = sampled_tree(generator), tables(generator)
@@ -319,9 +327,10 @@ def compile(kernel, constants, types=TYPES):
 
 for kind, paper, exact, sampled in (
     (0, False, False, True), (1, True, True, True), (2, True, False, False), (3, False, True, True),
+    (4, False, False, False), (8, False, False, True),
 ):
     constants = dict(KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact, SAMPLED=sampled, BLOCK=4096, CHUNK=128)
-    types = TYPES | {"bound": "fp32", "neighbours": "*i64" if kind == 3 else "*i32"}
+    types = TYPES | {"bound": "fp32", "scale": "fp32", "neighbours": "*i64" if kind == 3 else "*i32"}
     compile(accept_path, constants, types)
 strides = dict.fromkeys(("key_strides", "position_strides", "slot_strides"), ("i32",) * 3)
 compile(bits, {"PURPOSE": 3, "BLOCK": 1024}, TYPES | strides | {"slots": "*i64", "result": "*i64"})
@@ -334,7 +343,7 @@ print(*[part.name for part in numbers if not part.do_not_specialize])
 @pytest.mark.parametrize("capability", [80, 90, 100])
 def test_they_compile_for_a_gpu(capability: int) -> None:
     """To machine code, without a device, and without divisions of 64 bits, which GPUs do in many
-    instructions. Of its numbers, Triton may specialise only the vocabulary and the bound, so
+    instructions. Of its numbers, Triton may specialise only the vocabulary and the bounds, so
     another k, tree or table is not another kernel.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -344,8 +353,8 @@ def test_they_compile_for_a_gpu(capability: int) -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     *compiled, specialised = done.stdout.splitlines()
-    assert compiled == ["accept_path"] * 4 + ["bits"]
-    assert specialised.split() == ["bound", "vocabulary"]
+    assert compiled == ["accept_path"] * 6 + ["bits"]
+    assert specialised.split() == ["bound", "scale", "vocabulary"]
 
 
 @pytest.mark.parametrize(
@@ -390,6 +399,11 @@ def test_rules_that_need_every_tokens_mass_are_left_to_the_loops() -> None:
     under = replace(RULES["lantern"], schedule=Constant(0.6), resampling="optimal")
     assert FusedRule.of(under, sampled=True) is None
     assert FusedRule.of(under, sampled=False) is not None
+
+
+def test_threshold_tests_with_another_residual_are_left_to_the_loops() -> None:
+    assert FusedRule.of(replace(RULES["typical"], resampling="optimal"), sampled=False) is None
+    assert FusedRule.of(RULES["fuzzy"], sampled=False) is None, "chosen drafts have no distribution"
 
 
 def test_random_bits_are_the_same() -> None:
