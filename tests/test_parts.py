@@ -361,7 +361,7 @@ def test_rules(add: Add) -> None:
     rule = {"neighbourhood": "widened", "k": 4, "delta": 0.2}
     config = setting(acceptance=rule)
     assert_first_class(config, "eagle-chain2 widened(k4,d0.2)")
-    assert FusedRule.of(config.acceptance, sampled=False) == FusedRule(3, 4, 0.2, True, True)
+    assert FusedRule.of(config.acceptance, sampled=False) == FusedRule(3, 4, (0.2, 0.0), True, True)
     config.check_model(64)
     with pytest.raises(ConfigError, match="5 wide codes are more than the 4 codes"):
         config.check_model(4)

@@ -38,10 +38,9 @@ class FusedRule:
 
     kind: int  # the neighbourhood's index in `_KINDS`
     k: int  # the neighbourhood's size, the token itself included
-    bound: float  # see `FusedBound`
+    bounds: tuple[float, float]  # bound and scale of `FusedBound`
     has_paper_residual: bool  # whether a rejection takes the neighbours' mass away
     has_exact_residual: bool  # whether a rejection leaves what the exact rule leaves
-    scale: float = 0.0  # see `FusedBound`
 
     @classmethod
     def of(cls, rule: AcceptanceRule, *, sampled: bool) -> FusedRule | None:
@@ -56,19 +55,19 @@ class FusedRule:
         if neighbourhood.exact:
             if not neighbourhood.never_stricter:
                 return None
-            return cls(_KINDS.index("none"), 1, 0.0, False, exact_residual)
+            return cls(_KINDS.index("none"), 1, (0.0, 0.0), False, exact_residual)
         if sampled and not (paper or exact_residual):
             return None  # the residual would need the mass of every token
         if "fused" not in vars(type(neighbourhood)) or neighbourhood.fused is None:
             return None
         fused = neighbourhood.fused
-        kind = _KINDS.index(fused.test)
-        if fused.test not in _THRESHOLD_TESTS:
-            return cls(kind, fused.k, fused.bound, paper, exact_residual)
-        # the kernel takes nothing away after a rejection, which is these tests' paper residual
-        if not paper or (neighbourhood.needs_sampled and not sampled):
-            return None
-        return cls(kind, fused.k, fused.bound, False, False, fused.scale)
+        if fused.test in _THRESHOLD_TESTS:
+            # the kernel takes nothing away after a rejection, as in their paper residual
+            if not paper or (neighbourhood.needs_sampled and not sampled):
+                return None
+            paper = exact_residual = False
+        bounds = fused.bound, fused.scale
+        return cls(_KINDS.index(fused.test), fused.k, bounds, paper, exact_residual)
 
 
 @cache
@@ -162,10 +161,9 @@ def accept_tree(
     neighbours: Tensor | None,
     kind: int,
     k: int,
-    bound: float,
+    bounds: Sequence[float],
     paper: bool,
     exact_residual: bool,
-    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The path [B, L + 1], its length [B] and the residual [B, V], which is not normalised.
 
@@ -176,7 +174,7 @@ def accept_tree(
         proposals: the drafter's probs [B, M, V], and the row that each slot's children were
             sampled from [B|1, S]; empty for chosen children.
         neighbours: [V, >= k] int32 or int64, or None.
-        kind, k, bound, paper, exact_residual, scale: the fields of `FusedRule`.
+        kind, k, bounds, paper, exact_residual: the fields of `FusedRule`.
     """
     from workers.decoding import accept_kernel
 
@@ -197,7 +195,7 @@ def accept_tree(
             probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
             children if neighbours is None else neighbours,
             residuals, remaining, residual, path, num_accepted,
-            k, bound, scale, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1],
+            k, *bounds, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1],
             vocabulary, 0 if neighbours is None else neighbours.stride(0), source.shape[1],
             children.stride(0) if children.shape[0] > 1 else 0, children.stride(1),
             slots if rows.shape[0] > 1 else 0,
