@@ -106,7 +106,7 @@ def serve(codes: int | None, sampling: dict[str, Any]) -> None:
         print(json.dumps([seconds, drawn]), flush=True)
 
 
-def loaded() -> tuple[Target, dict[str, Drafter]]:
+def loaded() -> tuple[Target, dict[str, Any]]:
     """The built-in target and its drafters."""
     try:
         from workers.loading.models_yaml import load_folder as load

@@ -37,12 +37,14 @@ from workers.models.families.conditioners import (
 )
 from workers.models.families.scenes import BUILTIN, ARModel
 from workers.models.transformer import TransformerConfig
+from workers.models.vertical import VerticalBranch
 from workers.models.vq import VQModel, load_vq
 from workers.scenes.images import IMAGE_SIZE
 from workers.training.drafters import build_model
 from workers.training.examples import Examples
 from workers.training.job import new_drafter, train_drafter
 from workers.training.loop import TrainConfig
+from workers.training.vertical import VerticalTraining, vertical_loss
 
 _SCENES, _HELD_OUT = 34_000, 1_000  # scenes of seed 0 to train on, of seed 1 to evaluate on
 _SCENE_RANGES = ((0, _SCENES), (1, _HELD_OUT))
@@ -111,6 +113,7 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "eagle3": (replace(_DRAFTER, steps=500, batch=8, matrix_lr=4e-3),),
     "medusa": (replace(_DRAFTER, steps=1200, matrix_lr=4e-3),),
     "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, rate=3e-3),),
+    "vertical": (replace(_DRAFTER, steps=800, warmup=60, save_every=200),),
     "features": (
         OneCycleConfig(
             steps=1200,
@@ -219,7 +222,7 @@ def train_component(
         return _scene_net(job)
     if component == "tokenizer":
         return _tokenizer(job)
-    return _drafter(job) if component in ("eagle", "eagle3", "medusa") else _ar_model(job)
+    return _ar_model(job) if component in ("target", "independent") else _drafter(job)
 
 
 def _can_compile(device: str) -> bool:
@@ -291,9 +294,14 @@ def _drafter(job: _Job) -> Path:
     assert not isinstance(drafter, ARModel)
     if not (job.resume and (job.out / f"{job.component}.checkpoint.pt").exists()):
         weights.unlink(missing_ok=True)  # those of an earlier training
-    recipe = GuidedDistillation()
+    recipe = VerticalTraining() if isinstance(drafter, VerticalBranch) else GuidedDistillation()
     for phase, config in enumerate(job.phases()):
-        loss = guided_loss(target, drafter, data, recipe, compiled=config.compile)
+        if isinstance(drafter, VerticalBranch):
+            assert isinstance(recipe, VerticalTraining)
+            loss = vertical_loss(target, drafter, data, recipe)
+        else:
+            assert isinstance(recipe, GuidedDistillation)
+            loss = guided_loss(target, drafter, data, recipe, compiled=config.compile)
         average = train_drafter(
             target,
             drafter,

@@ -54,6 +54,13 @@ class DrafterChoice(Params):
         """
         return None
 
+    def keeps_context(self, cols: int | None) -> bool:
+        """Whether the target predicts each token from all tokens before it in raster order, in
+        images with so many tokens in a row (None: not known).
+        """
+        lag = self.row_lag
+        return lag is None or (cols is not None and lag >= cols)
+
     def check_tree(self, policy: TreePolicy) -> None:
         """Raise ConfigError, with the key in a config, if the drafter cannot serve the policy."""
 
@@ -291,3 +298,33 @@ class JacobiRows(Jacobi):
     @property
     def row_lag(self) -> int:
         return self.lag
+
+
+@DRAFTERS.register
+@dataclass(frozen=True, slots=True)
+class Vertical(DrafterChoice):
+    """Nothing is drafted, and a pass samples one diagonal of the image (FlashAR). A trained branch
+    of the target predicts the token below a cell, as its own head predicts the one to the right,
+    and a gate mixes the two predictions of a token: by a trained network (`learned`), by one
+    trained number (`scalar`), or equally (`half`).
+    """
+
+    kind: ClassVar[str] = "vertical"
+    summary: ClassVar[str] = (
+        "a pass samples one diagonal of the image, each token by what its left and its upper "
+        "neighbour predict"
+    )
+    paper: ClassVar[str] = "FlashAR (arXiv:2605.09430)"
+    implementation: ClassVar[str] = "workers.drafters.vertical:VerticalHead"
+    batch_class: ClassVar[str] = "workers.decoding.diagonals:DiagonalBatch"
+    has_drafts: ClassVar[bool] = False
+    gate: Annotated[
+        Literal["learned", "scalar", "half"], "weight of what the left neighbour predicts"
+    ] = "learned"
+
+    @property
+    def row_lag(self) -> int:
+        return 1
+
+    def keeps_context(self, cols: int | None) -> bool:
+        return False  # another model than the target predicts the tokens

@@ -304,8 +304,7 @@ class DecodingConfig:
         """
         temperature = 1.0 if sampling is None else sampling.temperature
         levels = self.policy.bounds.depth
-        lag = self.drafter.row_lag
-        if self.sampling != sampling or not (lag is None or (cols is not None and lag >= cols)):
+        if self.sampling != sampling or not self.drafter.keeps_context(cols):
             return False
         states_probs = temperature == 0 or self.drafter.is_exact(levels)
         return states_probs and self.acceptance.is_lossless(temperature, levels)

@@ -249,9 +249,12 @@ def _drafter(trial: Trial) -> list[str]:
     rows = [
         f"| {markdown(name)} | {markdown(str(value))} |" for name, value in facts.items() if value
     ]
+    purpose = "Predicts image tokens for parallel decoding"
+    if trial.config.drafter.has_drafts:
+        purpose = "Drafts image tokens for speculative decoding"
     return [
         f"## The {markdown(kind)} drafter",
-        f"Drafts image tokens for speculative decoding of {target}, and of no other target.",
+        f"{purpose} of {target}, and of no other target.",
         "\n".join(["| | |", "|---|---|", *rows]),
     ]
 

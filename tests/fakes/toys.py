@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.decoding.drafter import Drafter
+from workers.decoding.drafter import TrainedPart
 from workers.drafters.eagle import EagleDrafter, EagleLayer
 from workers.drafters.eagle3 import Eagle3Drafter, Eagle3Layer, default_taps
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter, MedusaHeads
+from workers.drafters.vertical import VerticalHead, untrained_branch
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Transformer, TransformerConfig
+from workers.models.vertical import VerticalBranch
 
 
 class ToyConditioner(nn.Module):
@@ -98,7 +100,7 @@ def toy_target(
     return target.eval().requires_grad_(False)
 
 
-def toy_drafter(kind: str, target: Target, seed: int = 1, heads: int = 6) -> Drafter | None:
+def toy_drafter(kind: str, target: Target, seed: int = 1, heads: int = 6) -> TrainedPart | None:
     """A random drafter of a kind; None for kinds that need no weights."""
     config = target.transformer.config
     with torch.random.fork_rng():
@@ -121,7 +123,21 @@ def toy_drafter(kind: str, target: Target, seed: int = 1, heads: int = 6) -> Dra
                 .eval()
                 .requires_grad_(False)
             )
+        if kind == "vertical":
+            return VerticalHead(target, toy_branch(target)).eval().requires_grad_(False)
     return None
+
+
+def toy_branch(target: Target, rank: int = 2) -> VerticalBranch:
+    """A random vertical branch, whose gate and adapters do what they like."""
+    branch = untrained_branch(target, rank=rank)
+    branch.head.weight.data.mul_(3)
+    nn.init.normal_(branch.gate.out.weight)
+    nn.init.normal_(branch.gate.scalar)
+    for name, parameter in branch.adapters.named_parameters():
+        if name.endswith("up"):
+            nn.init.normal_(parameter, std=0.2)
+    return branch
 
 
 def toy_eagle3(config: TransformerConfig) -> Eagle3Layer:

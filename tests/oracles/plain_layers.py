@@ -1,5 +1,4 @@
-"""The transformer spelled out: one sequence, one causal pass, float64, no cache, no mask, no
-padding.
+"""The transformer spelled out: one sequence, one pass, float64, no cache, no mask, no padding.
 
 Written from the formulas (pre-norm layers, RMSNorm, rotations of adjacent channel pairs, SwiGLU),
 so that a mistake in positions, columns or masks of the fast code cannot repeat itself here. Places
@@ -21,23 +20,45 @@ def causal_pass(model: Transformer, inputs: Sequence[Tensor], places: Sequence[i
     """Outputs [S, D] for the inputs [D] of one sequence, each of which sees itself and all before
     it.
     """
+    sees = [range(s + 1) for s in range(len(inputs))]
+    return normed(model, states(model, inputs, places, sees)[-1])
+
+
+def normed(model: Transformer, x: Tensor) -> Tensor:
+    """The outputs of the last layer after the final norm."""
+    if not model.config.final_norm:
+        return x
+    return rms_norm(x, model.state_dict()["norm.weight"].double(), model.config.norm_eps)
+
+
+def states(
+    model: Transformer,
+    inputs: Sequence[Tensor],
+    places: Sequence[int],
+    sees: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """The inputs [S, D] of every layer, and the last one's outputs, for the inputs [D] of one
+    sequence. sees: of each, which of them it sees.
+    """
     config, x = model.config, torch.stack(list(inputs)).double()
     weights = {name: value.double() for name, value in model.state_dict().items()}
     turns = torch.stack([rotation(config, place) for place in places])
+    found = [x]
     for layer in range(config.n_layers):
         name = f"layers.{layer}"
-        normed = (
+        h = (
             rms_norm(x, weights[f"{name}.attention_norm.weight"], config.norm_eps)
             if config.input_norm
             else x
         )
-        x = x + attention(config, normed, weights[f"{name}.attention.wqkv.weight"], turns) @ (
+        x = x + attention(config, h, weights[f"{name}.attention.wqkv.weight"], turns, sees) @ (
             weights[f"{name}.attention.wo.weight"].T
         )
-        normed = rms_norm(x, weights[f"{name}.ffn_norm.weight"], config.norm_eps)
-        gate, up = (normed @ weights[f"{name}.feed_forward.w13.weight"].T).chunk(2, dim=1)
+        h = rms_norm(x, weights[f"{name}.ffn_norm.weight"], config.norm_eps)
+        gate, up = (h @ weights[f"{name}.feed_forward.w13.weight"].T).chunk(2, dim=1)
         x = x + (silu(gate) * up) @ weights[f"{name}.feed_forward.w2.weight"].T
-    return rms_norm(x, weights["norm.weight"], config.norm_eps) if config.final_norm else x
+        found.append(x)
+    return found
 
 
 @cache
@@ -60,16 +81,23 @@ def rotation(config: TransformerConfig, place: int) -> Tensor:
     return torch.tensor([complex(math.cos(a), math.sin(a)) for a in angles], dtype=torch.complex128)
 
 
-def attention(config: TransformerConfig, x: Tensor, wqkv: Tensor, turns: Tensor) -> Tensor:
+def attention(
+    config: TransformerConfig,
+    x: Tensor,
+    wqkv: Tensor,
+    turns: Tensor,
+    sees: Sequence[Sequence[int]],
+) -> Tensor:
     """Mixed values [S, heads * C] before the output projection."""
     assert config.kv_heads == config.n_heads
     assert not config.qk_norm
     q, k, v = (x @ wqkv.T).view(len(x), 3, config.n_heads, config.channels).unbind(1)
     q, k = turned(q, turns), turned(k, turns)
     mixed = torch.zeros_like(v)
-    for s in range(len(x)):
-        scores = (k[: s + 1] * q[s]).sum(-1) / math.sqrt(config.channels)  # [s + 1, heads]
-        mixed[s] = (scores.softmax(0)[..., None] * v[: s + 1]).sum(0)
+    for s, seen in enumerate(sees):
+        others = torch.tensor(list(seen))
+        scores = (k[others] * q[s]).sum(-1) / math.sqrt(config.channels)  # [seen, heads]
+        mixed[s] = (scores.softmax(0)[..., None] * v[others]).sum(0)
     return mixed.flatten(1)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.acceptance import RULES, AcceptanceRule
-from search_spaces.drafters import Eagle, Jacobi, JacobiRows, Rows
+from search_spaces.drafters import Eagle, Jacobi, JacobiRows, Rows, Vertical
 from search_spaces.neighbourhoods import (
     Additive,
     Multiplicative,
@@ -166,6 +166,7 @@ CONFIGS: dict[str, tuple[DecodingConfig, bool, bool]] = {
     "published window of one": (DecodingConfig(PUBLISHED, Chain(1)), True, True),
     "published window of one level": (DecodingConfig(PUBLISHED, Branching(1, 3, 1)), True, True),
     "rows": (DecodingConfig(Rows(7), NoTree()), False, False),
+    "diagonals": (DecodingConfig(Vertical()), False, False),
     "rows one after the other": (DecodingConfig(Rows(8), NoTree()), True, True),
     "rows of windows": (DecodingConfig(JacobiRows(lag=7), Chain(3)), False, False),
     "rows of windows one after the other": (

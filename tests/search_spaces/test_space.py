@@ -310,7 +310,7 @@ BROKEN = [
         "drafter: eagel",
         (
             "f:2: space.drafter: must be one of none, eagle, eagle3, medusa, independent, jacobi, "
-            "rows, jacobi_rows, or a plugin's (--plugin MODULE), got 'eagel'; did you mean "
+            "rows, jacobi_rows, vertical, or a plugin's (--plugin MODULE), got 'eagel'; did you mean "
             "'eagle'?"
         ),
     ),
@@ -322,7 +322,7 @@ BROKEN = [
         "drafter: {kind: {values: [eagle, jacoby]}}",
         (
             "f:2: space.drafter.kind.values[1]: must be one of none, eagle, eagle3, medusa, "
-            "independent, jacobi, rows, jacobi_rows, or a plugin's (--plugin MODULE), got "
+            "independent, jacobi, rows, jacobi_rows, vertical, or a plugin's (--plugin MODULE), got "
             "'jacoby'; did you mean 'jacobi'?"
         ),
     ),

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import pytest
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.drafters import DRAFTERS, DrafterChoice, Eagle
+from search_spaces.drafters import DRAFTERS, DrafterChoice, Eagle, Vertical
 from search_spaces.modulations import MODULATIONS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, Additive
 from search_spaces.plugins import is_external
@@ -35,6 +35,7 @@ CUSTOM = {
     "static, custom": DecodingConfig(
         Eagle(), Static(paths=((0,), (1,), (0, 0))), sampling=Sampling(0.0, 10, 0.5, 2.0)
     ),
+    "vertical": DecodingConfig(Vertical()),
     **{
         f"cool, by {made.kind}": DecodingConfig(
             Eagle(), Chain(4), AcceptanceRule(schedule=Exponential(1.5), modulation=made)
@@ -67,6 +68,7 @@ KEYS = {
     "sjd_pac": ("d9b1c0106a517ec6", "9e246b0c08dbaf82"),
     "zipar": ("4ee277af0975b0ed", "42c2ff9512a9a7fb"),
     "pjd": ("cd40c4837d682807", "4ebc6b90cac6d0d6"),
+    "vertical": ("beab3d8e3de9adcd", "b71b55f9cffa427e"),
     "vanilla, dynamic": ("94c85a000d7f9e3a", "85b1fd7142f25b28"),
     "vanilla, top-p": ("32fea7be382fda2a", "48cf87917708cbd3"),
     "cool, by entropy": ("81e1fc7f1fde6df5", "dbc839fd7fe24ab9"),

@@ -11,7 +11,7 @@ import yaml
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
-from search_spaces.drafters import Eagle, Independent, Jacobi, Medusa, NoDrafter
+from search_spaces.drafters import Eagle, Independent, Jacobi, Medusa, NoDrafter, Vertical
 from search_spaces.neighbourhoods import Additive, Multiplicative, Neighbourhood
 from search_spaces.params import ConfigError
 from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
@@ -33,7 +33,7 @@ EAGLE_CHAIN: dict[str, Any] = {"drafter": "eagle", "tree": {"policy": "chain", "
 EAGLE2 = {"drafter": "eagle", "tree": {"policy": "dynamic", "depth": 5, "width": 8, "nodes": 32}}
 
 
-LEVELS = {"eagle": None, "eagle3": None, "medusa": 4, "independent": None}
+LEVELS = {"eagle": None, "eagle3": None, "medusa": 4, "independent": None, "vertical": None}
 
 
 def test_reading_the_example() -> None:
@@ -212,7 +212,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"drafter": "eagel"},
         (
             "drafter: must be one of none, eagle, eagle3, medusa, independent, jacobi, rows, "
-            "jacobi_rows, or a plugin's (--plugin MODULE), "
+            "jacobi_rows, vertical, or a plugin's (--plugin MODULE), "
             "got 'eagel'; did you mean 'eagle'?"
         ),
     ),
@@ -498,6 +498,8 @@ def test_refusals(mapping: dict[str, Any], message: str) -> None:
          "tree: 15 levels are more than the 9 tokens of an image; lower its depth"),
         (PRESETS["eagle1"], {"codebook_size": 64, "drafters": {"medusa": 4}},
          "drafter: the target has no 'eagle' drafter; it has jacobi, jacobi_rows, medusa, none, rows"),
+        (DecodingConfig(Vertical()), {"codebook_size": 64, "drafters": {"eagle": None}},
+         "drafter: the target has no 'vertical' drafter; it has eagle, jacobi, jacobi_rows, none, rows"),
         (PRESETS["vanilla"].with_sampling(Sampling(top_k=65)), {"codebook_size": 64},
          "sampling.top_k: 65 tokens are more than the 64 codes of the codebook; lower it"),
     ],
@@ -672,6 +674,8 @@ CHAIN, DYNAMIC = (
         ({"drafter": {"kind": "jacobi", "redraw": "reuse", "probs": "published"}, "tree": CHAIN}, SAMPLING, False),
         ({"drafter": {"kind": "jacobi", "redraw": "reuse", "probs": "published"}, "tree": CHAIN}, GREEDY, True),
         ({"drafter": "rows"}, SAMPLING, False),
+        ({"drafter": "vertical"}, SAMPLING, False),
+        ({"drafter": "vertical"}, GREEDY, False),
         ({"drafter": {"kind": "jacobi_rows", "redraw": "maximal"}, "tree": CHAIN}, GREEDY, False),
         ({"drafter": "eagle", "tree": CHAIN, "acceptance": {"resampling": "optimal"}}, SAMPLING, True),
         ({"drafter": "eagle", "tree": CHAIN, "acceptance": {"neighbourhood": "additive", "k": 1, "delta": 0.3}},

@@ -13,18 +13,18 @@ from search_spaces.neighbourhoods import Neighbourhood, NeighbourTables, gather_
 from search_spaces.params import ConfigError, class_error, class_errors
 from search_spaces.plugins import PluginNames, is_external, load_object
 from search_spaces.trial import DecodingConfig
-from workers.decoding.drafter import Drafter
+from workers.decoding.drafter import TrainedPart
 from workers.decoding.drafting import Drafting
 from workers.decoding.neighbours import neighbour_table
 from workers.models.checkpoint_files import WeightsError
 from workers.models.target import Target
 
 
-def drafter_class(choice: DrafterChoice | type[DrafterChoice]) -> type[Drafter] | None:
+def drafter_class(choice: DrafterChoice | type[DrafterChoice]) -> type[TrainedPart] | None:
     """The class whose weights a drafter needs; None for drafters without weights."""
     if not choice.has_weights:
         return None
-    implementation: type[Drafter] = load_object(choice.implementation)
+    implementation: type[TrainedPart] = load_object(choice.implementation)
     return implementation
 
 
@@ -34,7 +34,7 @@ def kinds_with_weights() -> PluginNames:
     return PluginNames(kind for kind, choice in DRAFTERS.items() if choice.has_weights)
 
 
-def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
+def load_drafter(target: Target, kind: str, path: Path) -> TrainedPart:
     """A drafter of a kind from its file, ready to decode on the target's device in the target's
     dtype.
 
@@ -61,7 +61,7 @@ def load_drafter(target: Target, kind: str, path: Path) -> Drafter:
 
 
 def resolve_for_target(
-    config: DecodingConfig, target: Target, drafter: Drafter | None
+    config: DecodingConfig, target: Target, drafter: TrainedPart | None
 ) -> DecodingConfig:
     """The config with the target's own sampling if it has none, checked against target and drafter.
 
@@ -92,7 +92,7 @@ def resolve_for_target(
 
 
 def build_drafting(
-    config: DecodingConfig, target: Target, drafter: Drafter | None
+    config: DecodingConfig, target: Target, drafter: TrainedPart | None
 ) -> Drafting[Any]:
     """The drafting of a resolved config: the drafter's own if it needs no weights, else the tree
     policy's; inside of another one if some drafts are not verified.

@@ -1,15 +1,18 @@
-"""The drafter interface, and the base of drafters with a KV cache of their own."""
+"""The drafter interface, and the bases of parts with weights and of drafters with a KV cache of
+their own.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from search_spaces.drafters import DrafterChoice
 from workers.decoding.sampling import repeat_streams, stream_rows
 from workers.decoding.state import Batch
 from workers.models.attention import aligned
@@ -19,14 +22,9 @@ from workers.models.target import Prompt, Target
 from workers.models.transformer import Body
 
 
-class Drafter(nn.Module, ABC):
-    """Proposes probs for the tokens after the root, level by level. All logits are guided, in fp32
-    (see `Batch.guided_logits`).
-
-    The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then
-    per pass `root_logits` once, `expand` once per further level, and after verification `commit`.
-    Each engine has a shallow copy of the loaded drafter: the weights are shared, and what it
-    assigns from `prepare` on belongs to one batch.
+class TrainedPart(nn.Module):
+    """What a weight file under `drafters` adds to a target: a drafter, or a head that changes what
+    its passes predict.
     """
 
     kind: ClassVar[str]  # its name in configs
@@ -39,8 +37,8 @@ class Drafter(nn.Module, ABC):
     capturable: ClassVar[bool] = False
 
     @classmethod
-    def load(cls, path: Path, target: Target) -> Drafter:
-        """The drafter from its weight file (or folder), for `target`.
+    def load(cls, path: Path, target: Target) -> Self:
+        """The part from its weight file (or folder), for `target`.
 
         Raises:
             WeightsError: the file is missing, damaged, of another kind, or made for another target.
@@ -51,8 +49,8 @@ class Drafter(nn.Module, ABC):
         )
 
     @classmethod
-    def usual(cls, target: Target, levels: int) -> tuple[Drafter, str] | None:
-        """For plans: a drafter of the usual size for `target`, on the meta device, that drafts so
+    def usual(cls, target: Target, levels: int) -> tuple[Self, str] | None:
+        """For plans: a part of the usual size for `target`, on the meta device, that drafts so
         many levels, and the sentence that describes the assumption. None if there is no usual size.
         """
         return None
@@ -64,6 +62,23 @@ class Drafter(nn.Module, ABC):
                 f"{self.kind} drafter: its {name} is {size}, the target's {target_size}; it was "
                 "made for another target"
             )
+
+    def target_for(self, choice: DrafterChoice, target: Target) -> Target:
+        """The target whose passes the engine runs for a declaration of this kind: the given one, or
+        one that is made of it and of this part.
+        """
+        return target
+
+
+class Drafter(TrainedPart, ABC):
+    """Proposes probs for the tokens after the root, level by level. All logits are guided, in fp32
+    (see `Batch.guided_logits`).
+
+    The engine calls, in this order: `prepare` once per batch; `admit` for every new caption; then
+    per pass `root_logits` once, `expand` once per further level, and after verification `commit`.
+    Each engine has a shallow copy of the loaded drafter: the weights are shared, and what it
+    assigns from `prepare` on belongs to one batch.
+    """
 
     @abstractmethod
     def prepare(self, batch: Batch, levels: int, expanded: int) -> None:

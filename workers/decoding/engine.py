@@ -22,7 +22,7 @@ from workers.decoding import graphs
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting, build_tables, resolve_for_target
 from workers.decoding.constants import Constants, kept_in
-from workers.decoding.drafter import Drafter
+from workers.decoding.drafter import TrainedPart
 from workers.decoding.prefill import Prefill
 from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
@@ -61,8 +61,8 @@ class Engine:
     Args:
         target: the model that verifies.
         config: the method. If it has no sampling parameters, the target's own are used.
-        drafter: the loaded drafter that the config names; None for vanilla decoding and Jacobi
-            windows.
+        drafter: the loaded weights of the drafter that the config names; None for vanilla decoding
+            and Jacobi windows.
         seed: keys the images' random numbers, with each caption's id and sample index.
         batch_size: most captions that are decoded together.
         tables: the lookup tables of the acceptance rule; None lets the engine compute them.
@@ -78,7 +78,7 @@ class Engine:
         self,
         target: Target,
         config: DecodingConfig,
-        drafter: Drafter | None = None,
+        drafter: TrainedPart | None = None,
         *,
         seed: int = 0,
         batch_size: int = 1,
@@ -87,7 +87,6 @@ class Engine:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch size must be at least 1, got {batch_size}")
-        self.target = target
         self.seed = seed
         self.batch_size = batch_size
         self.device = target.device
@@ -98,6 +97,8 @@ class Engine:
         self.observer = observer
         self.config = resolve_for_target(config, target, drafter)
         self.sampling = self.config.sampling or target.sampling
+        # the model whose passes are run
+        self.target = drafter.target_for(config.drafter, target) if drafter else target
         self.drafting = build_drafting(self.config, target, drafter)
         self.taps = drafter.taps if drafter else ()
         tables = tables or build_tables(self.config, target)
@@ -108,7 +109,7 @@ class Engine:
         self.image_len = target.grid.tokens
         self.timer = PhaseTimer(self.device)
         self.constants = Constants()
-        parts = [target.transformer, *self.drafting.parts]
+        parts: list[object] = [target.transformer, self.target.transformer, *self.drafting.parts]
         if drafter is not None:
             parts.append(drafter)
         capturable = observer is None and all(

@@ -24,7 +24,7 @@ Sources: ZipAR (arXiv 2412.04062) with the authors' code for LlamaGen and Lumina
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -99,6 +99,8 @@ class RowsBatch(Batch):
     above: Tensor  # [F * B] how many tokens of the row above are emitted
     own: Tensor  # [F * B] how many tokens of the row are emitted
     is_open: Tensor  # [F * B] whether a pass emits tokens: the row has begun and is not complete
+    # Whether, in targets without row ends, the second row waits for the whole first row.
+    first_row_is_alone: ClassVar[bool] = True
 
     @classmethod
     def of(cls, choice: DrafterChoice, grid: Grid, size: int, **arguments: Any) -> Self:
@@ -112,7 +114,7 @@ class RowsBatch(Batch):
         device = arguments["cache"].storage.device
         # tokens of the row above with which a row begins; the first row begins with the prefill
         lags = [0, *[self.lag] * (grid.rows - 1), grid.cols]
-        if arguments["row_ends"] is None:
+        if arguments["row_ends"] is None and self.first_row_is_alone:
             lags[1] = grid.cols
         self._lags = torch.tensor(lags, device=device)
         self._first_counts = torch.tensor(

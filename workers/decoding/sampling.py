@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from search_spaces.trial import Sampling
 from workers.decoding.operators import cpu_operator
-from workers.models.linear import PackedLinear
+from workers.models.linear import fp32_logits, is_linear
 
 _NUMPY_ENTRIES = 1 << 16  # of so many entries, or more, NumPy finds the largest faster than torch
 
@@ -37,36 +37,16 @@ def guided_logits(head: nn.Module, features: Tensor, cfg: float) -> Tensor:
     """Guided logits [B, ..., V] in fp32, from features [R, ..., D] before a head.
 
     A linear head, or the last layer of a sequential one, is applied to guided features: equal up to
-    rounding, for half of the work. Its products are accumulated and kept in fp32: logits of 16 bits
-    would often be equal, which widens top-k and decides an argmax.
+    rounding, for half of the work.
     """
     if type(head) is nn.Sequential:
         features = head[:-1](features)
         head = head[-1]
-    # any other class, also a subclass of these two, may compute something else
-    if not (type(head) is nn.Linear or type(head) is PackedLinear):
+    if not is_linear(head):
         return apply_cfg(head(features), cfg)
     if cfg != 1.0:
         features = apply_cfg(features, cfg).to(features.dtype)
-    if features.dtype != torch.float32:
-        return _linear_in_fp32(features, head.weight, head.bias)
-    logits: Tensor = head(features)
-    return logits
-
-
-def _linear_in_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`nn.functional.linear` in fp32, of x [..., D] and parameters of 16 bits."""
-    # a CPU has no such product: each call copies the weight, 4 bytes an entry
-    if x.device.type == "cpu":
-        return nn.functional.linear(
-            x.float(), weight.float(), None if bias is None else bias.float()
-        )
-    out = torch.mm(x.flatten(0, -2), weight.T, out_dtype=torch.float32).view(
-        *x.shape[:-1], len(weight)
-    )
-    if bias is not None:
-        out = out + bias
-    return out
+    return fp32_logits(head, features)
 
 
 def stream_count(cfg: float) -> int:

@@ -109,17 +109,15 @@ class Batch:
         self.failed_prefills = torch.zeros(size, dtype=torch.int64, device=device)
         self.row_ends = row_ends
         self.image_column = prompt_len  # the column of the image's first token
-        order = None
         if row_ends:
             self.image_column += row_ends.rows
-            order = row_ends.sequence_order(cache.columns, device)
         self.sync_host_counts([1])
         self.attention_mask = AttentionMask(
             self.streams * size,
             cache.columns,
             dtype=cache.storage.dtype,
             device=device,
-            order=order,
+            order=self.sequence_order(),
         )
         self._tokens = torch.zeros(size, image_len + reach, dtype=torch.int64, device=device)
         self._offsets = torch.arange(reach, device=device)
@@ -133,6 +131,14 @@ class Batch:
         self.buffers.add(self.attention_mask, "padding")
         self.buffers.add(self, "emitted", "root", "_advances", "failed_prefills", "_tokens")
         self.buffers.add(self, "token_positions", "columns", "rope_positions")
+
+    def sequence_order(self) -> Tensor | None:
+        """Each cache column's place in the sequence, [columns]: a query sees the columns whose
+        place is at most its own. None: columns are in order.
+        """
+        if self.row_ends is None:
+            return None
+        return self.row_ends.sequence_order(self.cache.columns, self.cache.storage.device)
 
     @property
     def images(self) -> int:

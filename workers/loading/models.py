@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from search_spaces.trial import DecodingConfig, Sampling
-from workers.decoding.drafter import Drafter
+from workers.decoding.drafter import TrainedPart
 from workers.decoding.engine import Engine
 from workers.models.target import Target
 from workers.models.vq import VQModel
@@ -21,7 +21,7 @@ class Models:
     """A target and its drafters."""
 
     target: Target
-    drafters: Mapping[str, Drafter]  # by kind
+    drafters: Mapping[str, TrainedPart]  # by kind
     # The content hash of each weight file by key; empty on the meta device.
     hashes: Mapping[str, str] = field(default_factory=dict)
     assumptions: tuple[str, ...] = ()  # sentences on what missing files did not say, for plans

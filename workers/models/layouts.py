@@ -54,6 +54,7 @@ _LAYOUTS = (
         "give Medusa heads that `specfrontier train` wrote",
     ),
     Layout("Medusa heads that `specfrontier train` wrote", (r"residuals\.0\.weight",)),
+    Layout("a vertical head that `specfrontier train` wrote", (r"gate\.scalar$",)),
     Layout(
         "an AR model that `specfrontier train` wrote", (r"transformer\.layers\.", r"conditioner\.")
     ),

@@ -97,3 +97,39 @@ def _has_kernel() -> bool:
     except (AttributeError, RuntimeError, TypeError):
         return False
     return True
+
+
+def is_linear(head: nn.Module) -> bool:
+    """Whether a head is one linear layer. Any other class, also a subclass of these two, may
+    compute something else.
+    """
+    return type(head) is nn.Linear or type(head) is PackedLinear
+
+
+def fp32_logits(head: nn.Module, features: Tensor) -> Tensor:
+    """Logits [..., V] in fp32 of features [..., D] before a head.
+
+    The products of a linear head, or of the last layer of a sequential one, are accumulated and
+    kept in fp32: logits of 16 bits would often be equal, which widens top-k and decides an argmax.
+    """
+    if type(head) is nn.Sequential:
+        features = head[:-1](features)
+        head = head[-1]
+    if features.dtype == torch.float32 or not is_linear(head):
+        logits: Tensor = head(features).float()
+        return logits
+    assert isinstance(head, nn.Linear)
+    return _linear_in_fp32(features, head.weight, head.bias)
+
+
+def _linear_in_fp32(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`nn.functional.linear` in fp32, of x [..., D] and parameters of 16 bits."""
+    # a CPU has no such product: each call copies the weight, 4 bytes an entry
+    if x.device.type == "cpu":
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+    out = torch.mm(x.flatten(0, -2), weight.T, out_dtype=torch.float32).view(
+        *x.shape[:-1], len(weight)
+    )
+    if bias is not None:
+        out = out + bias
+    return out

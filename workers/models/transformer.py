@@ -289,6 +289,7 @@ class Body(nn.Module, ABC):
     ) -> Tensor:
         """Features [R, S, D] of input embeddings x [R, S, D] at `positions` [R, S] (or [S]), and
         behind them the inputs of the layers `taps` (0-based; un-normed): [R, S, (1 + len(taps)) D].
+        In this project's own transformers, the tap after the last layer is its output.
 
         Without a cache, attention is among the S inputs: causal, or by `mask` [R, 1, S, S]. With a
         cache, their keys and values are stored in it, and queries attend to its first `span`
@@ -303,6 +304,7 @@ class Transformer(Body):
     head: nn.Linear | None
     rotations: Tensor
     capturable = True
+    first_layer = 0  # the place of its first layer in the cache
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -351,9 +353,10 @@ class Transformer(Body):
                 k = k.transpose(1, 2)
                 v = v.transpose(1, 2)
             else:
-                k, v = cache.update(index, k, v)
+                k, v = cache.update(self.first_layer + index, k, v)
             x = x + layer.attention.attend(q, k, v, mask, causal=cache is None and mask is None)
             x = x + layer.feed_forward(layer.ffn_norm(x))
+        tapped[len(self.layers)] = x
         out: Tensor = self.norm(x)
         if taps:
             return torch.cat([out, *(tapped[index] for index in taps)], dim=-1)

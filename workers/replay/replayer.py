@@ -71,7 +71,8 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
             ("tree", "policy"),
             f"replay cannot describe a {config.policy.kind!r} window; use 'chain'",
         )
-    if not config.drafter.has_weights and not config.drafter.keeps_window:
+    has_drafter = config.drafter.has_weights and config.drafter.has_drafts
+    if not has_drafter and not config.drafter.keeps_window:
         problem = (
             f"replay cannot describe {config.drafter.kind!r}, whose drafts may depend on the rule"
         )

@@ -53,9 +53,11 @@ from workers.models.families.scenes import ARModel
 from workers.models.masks import causal_padding_mask
 from workers.models.target import Prompt, Target
 from workers.models.transformer import Layer, Transformer, TransformerConfig
+from workers.models.vertical import VerticalBranch
 from workers.training.examples import Examples
 from workers.training.loop import Figures, LossFunction, ProcessGroup
 from workers.training.unroll import Slots, unroll
+from workers.training.vertical import mixed_logits, token_logits
 
 Drafter = EagleLayer | MedusaHeads
 Level = tuple[Tensor, Tensor | None]  # logits, and predicted features
@@ -287,8 +289,10 @@ def new_medusa(target: Target, heads: int, *, shared_head: bool = False) -> Medu
     return medusa.to(target.device)
 
 
-def header(target: Target, drafter: Drafter) -> dict[str, Any]:
+def header(target: Target, drafter: Drafter | VerticalBranch) -> dict[str, Any]:
     """The config stored in the drafter file's header."""
+    if isinstance(drafter, VerticalBranch):
+        return drafter.settings()
     if isinstance(drafter, EagleLayer):
         own: dict[str, Any] = {
             "transformer": asdict(drafter.decoder.config),
@@ -318,7 +322,7 @@ def encode_pairs(
 @torch.no_grad()
 def evaluate_drafter(
     target: Target,
-    drafter: Drafter | Target,
+    drafter: Drafter | VerticalBranch | Target,
     data: Examples,
     *,
     scales: Sequence[float] = SCALES,
@@ -333,7 +337,8 @@ def evaluate_drafter(
 
     Args:
         target: the target.
-        drafter: the drafter; an independent one is given as a `Target` and has one level.
+        drafter: the drafter; an independent one is given as a `Target` and has one level, as a
+            vertical branch has.
         data: the held-out examples.
         scales: the guidance scales.
         batch: examples at a time.
@@ -347,6 +352,11 @@ def evaluate_drafter(
             pairs = [
                 (target_logits(drafter, captions, tokens), target_logits(target, captions, tokens))
             ]
+        elif isinstance(drafter, VerticalBranch):
+            prompt = target.encode(captions, guided=True)
+            found = token_logits(target, drafter, prompt, tokens.repeat(2, 1))
+            mixed = mixed_logits(drafter, found)
+            pairs = [(mixed, target_logits(target, captions, tokens))]
         else:
             inputs = encode_pairs(target, captions, tokens, drafter.taps)
             teacher = head_logits(target, inputs.labels)

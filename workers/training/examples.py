@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.captions import Caption
 from workers.data.shards import digest
 from workers.decoding.engine import Engine
@@ -69,10 +69,10 @@ def sample_images(
     identity: str,
     seed: int = 0,
     batch: int = 32,
+    sampling: Sampling | None = None,
     log: Callable[[str], None] = print,
 ) -> Tensor:
-    """Tokens [B, N] (int32, CPU) of one image for each caption, generated with the target's own
-    sampling defaults.
+    """Tokens [B, N] (int32, CPU) of one image for each caption.
 
     Files that exist are read, the others are generated and written. In a process group, each
     process generates its share of them.
@@ -84,6 +84,7 @@ def sample_images(
         identity: identifies the target's weights.
         seed: seed of the images.
         batch: images generated at once.
+        sampling: of the images; None: the target's own defaults.
         log: gets a line after each file.
 
     Raises:
@@ -96,13 +97,14 @@ def sample_images(
         captions[start : start + _IMAGES_PER_FILE]
         for start in range(0, len(captions), _IMAGES_PER_FILE)
     ]
-    facts = [identity, target.name, target.sampling.to_mapping(), seed]
+    config = DecodingConfig(sampling=sampling or target.sampling)
+    facts = [identity, target.name, (sampling or target.sampling).to_mapping(), seed]
     names = [digest([*facts, [[c.id, c.text] for c in chunk]]) for chunk in chunks]
     files = [folder / f"tokens-{name}.safetensors" for name in names]
     missing = [n for n, file in enumerate(files) if not file.exists()][group.rank :: group.size]
     started = time.monotonic()
     for done, number in enumerate(missing, start=1):
-        engine = Engine(target, DecodingConfig(), seed=seed, batch_size=batch)
+        engine = Engine(target, config, seed=seed, batch_size=batch)
         _generate(engine, chunks[number], files[number])
         left = (time.monotonic() - started) / done * (len(missing) - done) / 60
         complete = sum(file.exists() for file in files)

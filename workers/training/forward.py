@@ -70,21 +70,44 @@ def finish(layer: Layer, x: Tensor, mixed: Tensor) -> Tensor:
     return out
 
 
-def features(model: Transformer, x: Tensor, positions: Tensor) -> Tensor:
-    """Features [R, S, D] of inputs x [R, S, D] at `positions` [S], causal. Run it under autocast
-    for bf16.
+def features(
+    model: Transformer, x: Tensor, positions: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Features [R, S, D] of inputs; for the arguments see `layer_states`."""
+    out: Tensor = model.norm(layer_states(model, x, positions, mask)[-1])
+    return out
+
+
+def layer_states(
+    model: Transformer, x: Tensor, positions: Tensor, mask: Tensor | None = None
+) -> list[Tensor]:
+    """The inputs of every layer, and the output of the last one, [R, S, D] each, of inputs x [R, S,
+    D] at `positions` [S]. Run it under autocast for bf16.
+
+    mask: boolean [R|1, 1, S, S]; None: causal.
     """
     by = rotation(model, positions)
     size = x.shape[1]
-    causal = additive_mask(torch.ones(size, size, dtype=torch.bool, device=x.device).tril())
+    is_causal = mask is None
+    if mask is None:
+        mask = torch.ones(size, size, dtype=torch.bool, device=x.device).tril()
+    mask = additive_mask(mask)
+    states = [x]
     for layer in model.layers:
         assert isinstance(layer, Layer)
         q, k, v = project(layer.attention, layer.attention_norm(x), by)
         if x.is_cuda:
-            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+            mixed = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=None if is_causal else mask.to(q.dtype),
+                is_causal=is_causal,
+                scale=1.0,
+            )
         else:
             scores = q @ k.transpose(-1, -2)
-            mixed = (scores + causal.to(scores.dtype)).softmax(-1).to(v.dtype) @ v
+            mixed = (scores + mask.to(scores.dtype)).softmax(-1).to(v.dtype) @ v
         x = finish(layer, x, mixed)
-    out: Tensor = model.norm(x)
-    return out
+        states.append(x)
+    return states

@@ -15,6 +15,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from search_spaces.trial import Sampling
 from workers.data.captions import Caption, captions_hash
 from workers.data.shards import digest
 from workers.data.storage import Storage
@@ -25,6 +26,7 @@ from workers.loading.models_yaml import Entry, load_entry
 from workers.models.families.scenes import ARModel
 from workers.models.own_files import read_config, save
 from workers.models.target import Target
+from workers.models.vertical import VerticalBranch
 from workers.training.drafters import (
     Distillation,
     Drafter,
@@ -41,6 +43,7 @@ from workers.training.drafters import (
 )
 from workers.training.examples import Examples, sample_images
 from workers.training.loop import Figures, LossFunction, ProcessGroup, TrainConfig, train
+from workers.training.vertical import VerticalTraining, new_vertical, vertical_loss
 
 IMAGES = "images"  # folder with the tokens of the generated images
 MEDUSA_HEADS = 5
@@ -49,18 +52,23 @@ _PUBLISHED: Mapping[str, Mapping[str, float]] = {
     "eagle3": {"cross_entropy": 1.0, "noise": 0.0, "rate": 5e-5, "warmup": 12_000},
     "medusa": {"rate": 1e-3},
     "independent": {"rate": 1e-3},
+    "vertical": {"rate": 1e-3},
 }
 _BEST = "top-3"  # the held-out metric that decides which weights are kept
 _MAX_HELD_OUT = 512  # examples; each needs two passes of the target at every save
 
-AnyDrafter = Drafter | ARModel
+AnyDrafter = Drafter | VerticalBranch | ARModel
 
 
 def kind_of(drafter: AnyDrafter) -> str:
     """The drafter's kind, which begins the names of its files."""
-    return {EagleLayer: "eagle", Eagle3Layer: "eagle3", MedusaHeads: "medusa"}.get(
-        type(drafter), "independent"
-    )
+    kinds: dict[type, str] = {
+        EagleLayer: "eagle",
+        Eagle3Layer: "eagle3",
+        MedusaHeads: "medusa",
+        VerticalBranch: "vertical",
+    }
+    return kinds.get(type(drafter), "independent")
 
 
 def new_drafter(kind: str, target: Target, seed: int, ids: Tensor | None = None) -> AnyDrafter:
@@ -77,6 +85,8 @@ def new_drafter(kind: str, target: Target, seed: int, ids: Tensor | None = None)
             return new_eagle3(target, seed, ids)
         case "medusa":
             return new_medusa(target, MEDUSA_HEADS)
+        case "vertical":
+            return new_vertical(target, seed)
     return new_independent(target, seed)
 
 
@@ -193,7 +203,9 @@ def train_drafter(
     return average
 
 
-def _evaluated(target: Target, drafter: AnyDrafter) -> tuple[Drafter | Target, dict[str, Any]]:
+def _evaluated(
+    target: Target, drafter: AnyDrafter
+) -> tuple[Drafter | VerticalBranch | Target, dict[str, Any]]:
     """The form in which a drafter is evaluated, and the config in its file's header."""
     if isinstance(drafter, ARModel):
         return drafter.as_target(), drafter.settings()
@@ -234,6 +246,11 @@ class DrafterJob:
             )
         if self.kind == "independent":
             independent_conditioner(target)
+        if self.kind == "vertical" and target.grid.rows == 1:
+            raise ValueError(
+                f"{target.name}: its images have one row, so no token is below another; train "
+                "another drafter"
+            )
 
     def run(
         self,
@@ -264,6 +281,9 @@ class DrafterJob:
             identity=digest(dict(models.hashes)),
             seed=recipe.seed,
             batch=2 * recipe.batch,
+            # a vertical branch replaces the target, so it learns the target's own probs, to which
+            # guidance and filters are applied later
+            sampling=Sampling() if self.kind == "vertical" else None,
             log=log,
         )
         data = Examples([caption.text for caption in self.captions], tokens)
@@ -340,6 +360,8 @@ def train_by_recipe(
     )
     if isinstance(drafter, ARModel):
         loss = ar_loss(drafter, train_data)
+    elif isinstance(drafter, VerticalBranch):
+        loss = vertical_loss(target, drafter, train_data, VerticalTraining())
     else:
         loss = drafter_loss(target, drafter, train_data, recipe)
     if ProcessGroup.current().is_main and not (resume and (out / f"{kind}.checkpoint.pt").exists()):

@@ -101,6 +101,7 @@ def test_every_kind_has_its_rate_and_is_trained_once(
         "medusa",
         "independent",
         "eagle3",
+        "vertical",
         "--captions",
         "scenes",
         "--count",
@@ -116,6 +117,7 @@ def test_every_kind_has_its_rate_and_is_trained_once(
         ("eagle", 1e-4, None),
         ("independent", 1e-3, None),
         ("eagle3", 5e-5, 512),
+        ("vertical", 1e-3, None),
     ]
     assert [(job.kind, job.recipe.rate, job.recipe.draft_vocab) for job in jobs] == expected
     words = ("--captions", "scenes", "--count", "4", "--out", str(tmp_path), "--draft-vocab")

@@ -31,6 +31,7 @@ from search_spaces.drafters import (
     Medusa,
     NoDrafter,
     Rows,
+    Vertical,
 )
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.presets import CATALOGUE
@@ -51,7 +52,7 @@ from search_spaces.verification import (
 from tests.fakes import tape
 from tests.fakes.toys import BASE, ROW_ENDS, code_path, toy_drafter, toy_target
 from workers.decoding import build, state
-from workers.decoding.drafter import Drafter
+from workers.decoding.drafter import TrainedPart
 from workers.decoding.engine import Engine
 from workers.decoding.state import Batch, Request
 from workers.drafters.independent import IndependentDrafter
@@ -117,6 +118,7 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "window that branches": (Jacobi(redraw="maximal"), Branching(5, 3, 2), EXACT),
     "window of groups": (Jacobi("sample_left", "coupled"), Chain(6), GSD),
     "rows": (Rows(1), NoTree(), EXACT),
+    "diagonals": (Vertical(), NoTree(), EXACT),
     "rows of windows": (JacobiRows(redraw="maximal", lag=2), Chain(3), EXACT),
     "rows of windows, published": (
         JacobiRows("random", "reuse", probs="published", lag=1, lower="redrawn"),
@@ -223,7 +225,7 @@ def empty_table(codebook: Tensor, proximity: str, k: int) -> Tensor:
 @cache
 def models_on_meta(
     kind: str, dtype: torch.dtype, base: TransformerConfig
-) -> tuple[Target, Drafter | None]:
+) -> tuple[Target, TrainedPart | None]:
     """A target and its drafter without values. 1,024 codes, so that every preset fits as it is."""
     sizes = replace(base, vocab_size=1024)
     target = toy_target(config=sizes).to(META, dtype)

@@ -19,7 +19,7 @@ from tests.fakes.toys import code_path, toy_drafter, toy_target
 from tests.workers.decoding.test_engine import REQUESTS, fitted
 from workers.decoding import engine as engine_module
 from workers.decoding.accept import AcceptResult
-from workers.decoding.drafter import Drafter
+from workers.decoding.drafter import TrainedPart
 from workers.decoding.engine import DecodingError, Engine
 from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
@@ -64,7 +64,7 @@ def test_a_prefill_that_is_not_finite_is_an_error(
 def first_round(
     target: Target,
     config: DecodingConfig,
-    drafter: Drafter | None,
+    drafter: TrainedPart | None,
     poison: Callable[[Tensor], None],
 ) -> tuple[AcceptResult, bool]:
     """What a round with changed logits accepts, and whether it fails."""
@@ -91,7 +91,7 @@ def first_round(
 
 
 def check_each_slot(
-    target: Target, config: DecodingConfig, drafter: Drafter | None, value: float
+    target: Target, config: DecodingConfig, drafter: TrainedPart | None, value: float
 ) -> int:
     """The round fails if its accepted path has the slot, or drafts that are verified together
     follow it, and is unchanged otherwise. Returns the path's length.

@@ -42,6 +42,7 @@ def test_rules_and_sizes_share_a_recording_but_kinds_of_children_do_not() -> Non
         (config(CHAIN, temperature=0.0), ("sampling", "temperature")),
         (config(CHAIN, "jacobi", temperature=0.0), ("sampling", "temperature")),
         (config(CHAIN, verification="block"), ("acceptance", "verification")),
+        (config({"policy": "none"}, "vertical"), ("drafter",)),
         (
             config({"policy": "branching", "length": 4, "width": 2, "depth": 1}, "jacobi"),
             ("tree", "policy"),
