@@ -113,7 +113,7 @@ _RECIPES: Mapping[str, tuple[TrainConfig, ...]] = {
     "eagle3": (replace(_DRAFTER, steps=500, batch=8, matrix_lr=4e-3),),
     "medusa": (replace(_DRAFTER, steps=1200, matrix_lr=4e-3),),
     "independent": (replace(_DRAFTER, steps=3600, batch=32, matrix_lr=4e-3, rate=3e-3),),
-    "vertical": (replace(_DRAFTER, steps=800, warmup=60, save_every=200),),
+    "vertical": (replace(_DRAFTER, steps=560, batch=8, save_every=280),),
     "features": (
         OneCycleConfig(
             steps=1200,

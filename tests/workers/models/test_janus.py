@@ -16,18 +16,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaConfig, Qwen2Config
 
+from search_spaces.drafters import Vertical
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_foreign import JANUS_CODES, JANUS_SIDE, MODES, janus
+from tests.fakes.toys import toy_branch
 from tests.fakes.watched import Replay, draw
+from workers.decoding.engine import Engine
+from workers.decoding.state import Request
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.eagle3 import Eagle3Drafter
+from workers.drafters.vertical import VerticalHead
 from workers.loading.dry_run import footprint
 from workers.loading.models import Models
 from workers.models.checkpoint_files import WeightsError, shapes_only
 from workers.models.families.janus import Janus, JanusPrompts
 from workers.models.hf_decoder import decoder_config
 from workers.models.target import Target
-from workers.training.drafters import new_eagle, new_eagle3
+from workers.training.drafters import combine, new_eagle, new_eagle3
+from workers.training.vertical import mixed_logits, token_logits
 
 CAPTIONS = ["a red ball", "a cat", "a blue cat, a ball"]
 GREEDY = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "cfg": 5.0}
@@ -324,6 +330,23 @@ def test_prompts_are_the_official_chat_of_a_stripped_caption() -> None:
         ["a cat", " a cat\n"]
     )
     assert prompts == [list(b"<<|User|>: a cat\n\n<|Assistant|>:>")] * 2
+
+
+def test_a_vertical_branch_stands_next_to_the_last_layer(target: Target) -> None:
+    """Diagonal decoding of a decoder that has no tap after its last layer."""
+    torch.manual_seed(3)
+    branch = toy_branch(target).eval().requires_grad_(False)
+    assert branch.start == target.transformer.config.n_layers - 1
+    assert len(branch.adapters) == 14
+    config = DecodingConfig(Vertical(), sampling=Sampling(temperature=0.0, cfg=2.0))
+    engine = Engine(target, config, VerticalHead(target, branch))
+    (result,) = engine.run([Request(0, "a red ball")])
+    with torch.no_grad():
+        prompt = target.encode(["a red ball"], guided=True)
+        found = token_logits(target, branch, prompt, result.tokens.repeat(2, 1))
+        logits = combine(mixed_logits(branch, found), 2.0)
+    assert torch.equal(logits[0].argmax(-1), result.tokens)
+    assert result.statistics.passes + 1 == 2 * JANUS_SIDE - 1
 
 
 def test_captions_that_do_not_fit_are_refused(target: Target) -> None:
