@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from search_spaces.acceptance import RULES, AcceptanceRule
@@ -82,32 +82,34 @@ def test_probs_that_are_no_numbers_are_not_hidden() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-def test_a_factor_scales_a_rule_as_its_formula_says(kind: str, data: st.DataObject) -> None:
-    """Of every kind of neighbourhood: acceptance by the scaled bound and budget, in float64. Cases
-    that a comparison of equal numbers would decide are left out.
+def test_factors_scale_a_rule_as_its_formula_says(kind: str, data: st.DataObject) -> None:
+    """Of every kind of neighbourhood: acceptance by the scaled bound and budget in two rows with
+    factors of their own, in float64. Cases that a comparison of equal numbers would decide are left
+    out.
     """
     case: Case = data.draw(dyadic_case(kind))
     # Factors that keep the cases' numbers exact.
-    m = data.draw(st.sampled_from([0.0, 0.5, 1.0, 2.0]))
+    factors = [data.draw(st.sampled_from([0.0, 0.5, 1.0, 2.0])) for _ in range(2)]
     omega = case.schedule.omegas(case.levels)[case.depth]
-    plain, budget = modulations.relaxed(case.plain, omega, m)
-    if kind in ("jsd", "typical", "fuzzy") and margin(plain, case.r, case.p) < 1e-9:
-        return
-    r, p = (torch.tensor([probs], dtype=torch.float64) for probs in (case.r, case.p))
-    rule = replace(case.rule("optimal"), modulation=RowModulation(m, m))
-    start = torch.tensor([omega], dtype=torch.float64)
-    place = Nodes(r, torch.zeros(1, dtype=torch.float64))
-    own, tables = rule.relaxation(start, place, case.tables(torch.float64))
-    assert float(own) == pytest.approx(budget, rel=1e-12)
+    scaled = [modulations.relaxed(case.plain, omega, m) for m in factors]
+    if kind in ("jsd", "typical", "fuzzy"):
+        assume(all(margin(plain, case.r, case.p) > 1e-9 for plain, _ in scaled))
+    r, p = (torch.tensor([probs] * 2, dtype=torch.float64) for probs in (case.r, case.p))
+    rule = replace(case.rule("optimal"), modulation=RowModulation(*factors))
+    place = Nodes(r, torch.tensor([0.0, 1.0], dtype=torch.float64))
+    start = torch.full((2,), omega, dtype=torch.float64)
+    budgets, tables = rule.relaxation(start, place, case.tables(torch.float64))
+    assert budgets.tolist() == pytest.approx([budget for _, budget in scaled], rel=1e-12)
+    everywhere = rule.neighbourhood.all_masses(r, p, tables)
     for x in range(len(case.r)):
-        token = torch.tensor([x])
+        token = torch.full((2,), x)
         mass = rule.neighbourhood.mass(r, p, token, tables)
-        expected = rules.acceptance_prob(plain, case.r, case.p, x, budget)
-        assert float(rule.acceptance_prob(mass, own)) == pytest.approx(expected, abs=1e-9)
-        whole = rule.neighbourhood.all_masses(r, p, tables)
-        assert [float(part[0, x]) for part in whole] == pytest.approx(
-            [float(part) for part in mass[:2]], abs=1e-12
-        )
+        expected = [
+            rules.acceptance_prob(plain, case.r, case.p, x, budget) for plain, budget in scaled
+        ]
+        assert rule.acceptance_prob(mass, budgets).tolist() == pytest.approx(expected, abs=1e-9)
+        for part, whole in zip(mass[:2], everywhere, strict=True):
+            torch.testing.assert_close(part, whole[:, x])
 
 
 @pytest.mark.parametrize("modulation", ALL, ids=repr)
