@@ -15,38 +15,17 @@ Sweeps that are there are resumed.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import yaml
 
-from orchestrator.front.compare import hypervolume, sampled_hypervolumes
-from orchestrator.front.front import front_of
-from orchestrator.front.joint import JointErrors, directions, standard_error, values_of
+from benchmarks.judged import judged_hypervolumes, judging_sweep, launch, members
 from orchestrator.store.records import read_trials
 from orchestrator.store.sweep import Sweep
 from search_spaces.params import ConfigError
-from search_spaces.sweep import SweepConfig
-from search_spaces.trial import DecodingConfig
 
 WAYS = {"before": "measure", "after": "check"}
-_CAPTIONS_SEED = 7919  # of the captions that fronts are judged by
-
-
-def launch(space: str, folder: Path, name: str, *options: str) -> Sweep:
-    """Run or resume a sweep to its end.
-
-    Raises:
-        CalledProcessError: it failed, or was interrupted.
-    """
-    program = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
-    place = ["--out", str(folder), "--name", name, "--no-mlflow", "--resume"]
-    subprocess.run([*program, "launch", space, *place, *options], check=True)
-    return Sweep.open(folder / name)
 
 
 def images_drawn(sweep: Sweep) -> tuple[int, int]:
@@ -66,66 +45,6 @@ def images_drawn(sweep: Sweep) -> tuple[int, int]:
     return total, lossless
 
 
-def members(sweep: Sweep) -> list[DecodingConfig]:
-    """The settings on a sweep's front."""
-    found = [candidate.record.config for candidate in front_of([sweep]).members]
-    return [config for config in found if config is not None]
-
-
-def judging_sweep(
-    space: str, configs: Collection[DecodingConfig], captions: int, changes: Mapping[str, Any]
-) -> str:
-    """The YAML of a sweep that draws all images of vanilla and of some settings of a space.
-
-    Args:
-        space: its name or file.
-        configs: the settings.
-        captions: number of captions, which are others than the space's.
-        changes: overrides of the space's keys.
-    """
-    wanted = dict.fromkeys(configs)
-    enqueued = [{"label": f"member {place}", **c.to_mapping()} for place, c in enumerate(wanted)]
-    sweep = SweepConfig.read(
-        space,
-        {
-            **changes,
-            "about": "The settings on two fronts, on captions that neither sweep has seen.",
-            "captions.count": captions,
-            "captions.seed": _CAPTIONS_SEED,
-            "quality.lossless": WAYS["before"],
-            "search": {"sampler": "random"},
-            "racing": None,
-            "constraints": [],
-            "enqueue": ["vanilla", *enqueued],
-            "budget.trials": 1 + len(enqueued),
-        },
-    )
-    return yaml.safe_dump(sweep.to_mapping(), sort_keys=False)
-
-
-def judged_hypervolumes(
-    judge: Sweep, fronts: Sequence[Collection[DecodingConfig]]
-) -> tuple[list[float], float, float]:
-    """The hypervolumes of fronts by the values of a sweep that has all their settings, the last one
-    over the first, and the standard error of this ratio.
-    """
-    found = front_of([judge], feasible=False)
-    metrics = found.metrics
-    records = [candidate.record for candidate in found.candidates]
-    values = values_of(records, metrics)
-    toward = directions(metrics)
-    reference = found.reference_point()
-    samples = JointErrors.of(records, metrics).samples()
-    volumes = []
-    sampled = []
-    for front in fronts:
-        rows = [row for row, record in enumerate(records) if record.config in front]
-        volumes.append(hypervolume(values[rows], reference, toward))
-        sampled.append(sampled_hypervolumes(samples[:, rows], reference, toward))
-    ratios = np.divide(sampled[-1], sampled[0], out=np.ones(len(samples)), where=sampled[0] > 0)
-    return volumes, volumes[-1] / volumes[0], standard_error(ratios)
-
-
 def compare(
     space: str, folder: Path, trials: int | None, judged: int, assignments: Sequence[str]
 ) -> None:
@@ -143,18 +62,20 @@ def compare(
         key, _, value = entry.partition("=")
         changes[key] = yaml.safe_load(value)
     path = folder / f"{space}-judge.yaml"
-    both = [config for front in fronts for config in front if not config.is_vanilla]
+    both = [config for front in fronts for config in front]
     path.write_text(judging_sweep(space, both, judged, changes))
-    volumes, ratio, error = judged_hypervolumes(launch(str(path), folder, f"{space}-judge"), fronts)
+    volumes = judged_hypervolumes(launch(str(path), folder, f"{space}-judge"), fronts)
     print(
         f"\n{space}: {'trials':>6} {'images':>7} {'of lossless settings':>21} {'hypervolume':>12}"
     )
     for (way, sweep), volume in zip(sweeps.items(), volumes, strict=True):
         total, lossless = images_drawn(sweep)
         print(
-            f"{way:>{len(space) + 1}} {len(sweep.records):6} {total:7} {lossless:21} {volume:12.4g}"
+            f"{way:>{len(space) + 1}} {len(sweep.records):6} {total:7} {lossless:21} "
+            f"{volume.value:12.4g}"
         )
-    print(f"hypervolume after over before: {ratio:.3f} ± {error:.3f}", flush=True)
+    last = volumes[-1]
+    print(f"hypervolume after over before: {last.ratio:.3f} ± {last.error:.3f}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
