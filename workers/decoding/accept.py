@@ -252,15 +252,31 @@ class Acceptor:
         if tree.probs is not None and tree.probs_index is not None:
             proposals = [tree.probs, tree.probs_index]
         nodes = [tree.shape.children, tests.tokens, tests.eligible]
+        probs = to_probs(logits, self.sampling)
+        numbers = [tests.uniforms, tests.omegas]
+        if self.rule.modulation != NO_MODULATION:
+            numbers = [tests.uniforms, *self._relaxation_of_slots(tree, tests, probs)]
         result: tuple[Tensor, Tensor, Tensor] = accept_tree(
-            to_probs(logits, self.sampling),
+            probs,
             nodes,
-            [tests.uniforms, tests.omegas],
+            numbers,
             proposals,
             self.tables.neighbours,
             *astuple(rule),
         )
         return result
+
+    def _relaxation_of_slots(
+        self, tree: DraftTree, tests: _Tests, probs: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The budgets and the modulation's factors of each slot's children, both [B, N+1]."""
+        # the last level's slots have no children
+        depth = tree.shape.offsets.expand(len(probs), -1).clamp(max=tests.positions.shape[1] - 1)
+        omega = tests.omegas[:, 1:].gather(1, depth).flatten()
+        positions = tests.positions.gather(1, depth).flatten()
+        budget, tables = self._relaxation(omega, probs.flatten(0, 1), positions)
+        assert isinstance(tables.factor, Tensor)
+        return budget.view_as(depth), tables.factor.view_as(depth)
 
     def _accept(
         self, tree: DraftTree, tests: _Tests, logits: Tensor

@@ -211,7 +211,7 @@ def _reject_child(
 
 @triton.jit
 def _verify_children(
-    source, proposal, children, tokens, eligible, uniforms, omega, neighbours, residuals, side, remaining,
+    source, proposal, children, tokens, eligible, uniforms, omega, factor, neighbours, residuals, side, remaining,
     k, bound, scale, width, vocabulary, table_width,
     KIND: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
@@ -219,7 +219,8 @@ def _verify_children(
     """The accepted child of a node (0 if there is none), the residual after the rejections before
     it, and which half of `residuals` to write next.
 
-    `source` has the target's probs after the node, and `proposal` the drafter's.
+    `source` has the target's probs after the node, and `proposal` the drafter's. `factor` is the
+    modulation's.
     """
     # the sums of the residual and of the proposal, and what they were when their entries were last
     # added up
@@ -227,7 +228,10 @@ def _verify_children(
     share, share_summed = 1.0, 1.0
     accepted, rank, testing = side * 0, side * 0, width > 0
     if KIND == 4:  # no rejection changes it
-        bound = tl.minimum(bound, scale * tl.exp(_negative_entropy(source, vocabulary, BLOCK)))
+        threshold = scale * tl.exp(_negative_entropy(source, vocabulary, BLOCK))
+        bound = tl.minimum(bound, threshold) / factor
+    else:
+        bound *= factor
     while testing:
         child = tl.load(children + rank).to(tl.int32)
         if tl.load(eligible + child) != 0:
@@ -304,15 +308,15 @@ def _repeat_last(path, node, depth, levels):
     ]
 )  # fmt: skip
 def accept_path(
-    probs, proposals, proposal_rows, children, tokens, eligible, uniforms, omegas, neighbours,
+    probs, proposals, proposal_rows, children, tokens, eligible, uniforms, omegas, factors, neighbours,
     residuals, remaining, result, path, num_accepted,
     k, bound, scale, slots, width, ranks, levels, vocabulary, table_width, proposal_count, children_stride,
     node_stride, rows_stride,
     KIND: tl.constexpr, PAPER: tl.constexpr, EXACT_RESIDUAL: tl.constexpr, SAMPLED: tl.constexpr,
-    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
+    MODULATED: tl.constexpr, BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """See `kernels.accept_tree`. The two halves of `residuals` [B, 2, V] are written in turn;
-    `uniforms` has `ranks` numbers for each level.
+    `uniforms` has `ranks` numbers for each level. Budgets are by depth, or by slot if MODULATED.
     """
     row = tl.program_id(0).to(tl.int64)
     probs = probs + row * slots * vocabulary
@@ -324,7 +328,11 @@ def accept_path(
     eligible = eligible + row * slots
     children = children + row * children_stride
     uniforms = uniforms + row * levels * ranks
-    omegas = omegas + row * (levels + 1)
+    if MODULATED:
+        omegas = omegas + row * slots
+        factors = factors + row * slots
+    else:
+        omegas = omegas + row * (levels + 1)
     path = path + row * (levels + 1)
     node, depth, side = tl.program_id(0) * 0, tl.program_id(0) * 0, tl.program_id(0) * 0
     source, accepting = probs, depth == 0
@@ -336,9 +344,15 @@ def accept_path(
             proposal = proposals + tl.load(proposal_rows + node) * vocabulary
         accepted = node * 0
         if depth < levels:
+            factor = 1.0
+            if MODULATED:
+                omega = tl.load(omegas + node)
+                factor = tl.load(factors + node)
+            else:
+                omega = tl.load(omegas + depth + 1)
             accepted, source, side = _verify_children(
                 source, proposal, children + node * node_stride, tokens, eligible, uniforms + depth * ranks,
-                tl.load(omegas + depth + 1), neighbours, residuals, side, remaining,
+                omega, factor, neighbours, residuals, side, remaining,
                 k, bound, scale, width, vocabulary, table_width, KIND, PAPER, EXACT_RESIDUAL, SAMPLED, BLOCK, CHUNK,
             )  # fmt: skip
         accepting = accepted > 0

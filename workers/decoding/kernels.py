@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.modulations import NO_MODULATION
 from workers.decoding.operators import cpu_operator
 
 _THRESHOLD_TESTS = ("typical", "fuzzy_tvd", "fuzzy_kl", "fuzzy_reverse_kl", "fuzzy_jsd")
@@ -50,8 +49,6 @@ class FusedRule:
         neighbourhood = rule.neighbourhood
         paper = rule.resampling == "paper"
         exact_residual = rule.schedule.at_least_one
-        if rule.modulation != NO_MODULATION:
-            return None
         if neighbourhood.exact:
             if not neighbourhood.never_stricter:
                 return None
@@ -170,7 +167,9 @@ def accept_tree(
     Args:
         probs: [B, S, V] the target's probs after every slot.
         tree: children [B|1, S, C], tokens [B, S] and eligible [B, S] (see `Acceptor`).
-        tests: the uniform numbers [B, L, C] and the relaxation budgets [B, L + 1].
+        tests: the uniform numbers [B, L, C] and the relaxation budgets [B, L + 1] by depth; or
+            these numbers, and the budgets and a modulation's factors [B, S] of each slot's
+            children.
         proposals: the drafter's probs [B, M, V], and the row that each slot's children were
             sampled from [B|1, S]; empty for chosen children.
         neighbours: [V, >= k] int32 or int64, or None.
@@ -180,10 +179,10 @@ def accept_tree(
 
     batch, slots, vocabulary = probs.shape
     children, tokens, eligible = tree
-    uniforms, omegas = tests
+    uniforms, omegas, *factors = tests
     path, num_accepted, residual = _outputs(probs, uniforms)
     residuals = probs.new_empty(batch, 2, vocabulary)
-    inputs = [probs, *proposals, tokens, eligible, omegas]
+    inputs = [probs, *proposals, tokens, eligible, omegas, *factors]
     assert all(tensor.is_contiguous() for tensor in inputs), "the kernel computes addresses itself"
     # without proposals these are never read
     source, rows, remaining = probs, children, probs
@@ -193,14 +192,14 @@ def accept_tree(
     with torch.cuda.device_of(probs):  # type: ignore[no-untyped-call]
         accept_kernel.accept_path[(batch,)](
             probs, source, rows, children, tokens, eligible.view(torch.uint8), uniforms, omegas,
-            children if neighbours is None else neighbours,
+            factors[0] if factors else omegas, children if neighbours is None else neighbours,
             residuals, remaining, residual, path, num_accepted,
             k, *bounds, slots, children.shape[2], uniforms.stride(1), uniforms.shape[1],
             vocabulary, 0 if neighbours is None else neighbours.stride(0), source.shape[1],
             children.stride(0) if children.shape[0] > 1 else 0, children.stride(1),
             slots if rows.shape[0] > 1 else 0,
             KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact_residual, SAMPLED=bool(proposals),
-            BLOCK=accept_kernel.BLOCK, CHUNK=accept_kernel.CHUNK,
+            MODULATED=bool(factors), BLOCK=accept_kernel.BLOCK, CHUNK=accept_kernel.CHUNK,
             num_warps=accept_kernel.NUM_WARPS,
         )  # fmt: skip
     return path, num_accepted, residual

@@ -16,8 +16,11 @@ from torch.nn.functional import pad
 
 from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables
+from search_spaces.rules.entropy import EntropyModulation
 from search_spaces.rules.fuzzy import Fuzzy
 from search_spaces.rules.grouped import Grouped
+from search_spaces.rules.margin import MarginModulation
+from search_spaces.rules.row import RowModulation
 from search_spaces.rules.typical import Typical
 from search_spaces.schedules import Constant, Exponential
 from search_spaces.trial import Sampling
@@ -48,6 +51,13 @@ RULES: dict[str, AcceptanceRule] = {
     "lantern jsd": AcceptanceRule(Additive(12, 0.1, "jsd")),
     "lantern++": AcceptanceRule(Multiplicative(10, 2.0)),
     "annealed lantern++": AcceptanceRule(Multiplicative(10, 2.0), Exponential(0.9, 0.5)),
+    "cool, by entropy": AcceptanceRule(
+        schedule=Exponential(2.0, 0.5), modulation=EntropyModulation(2.0, 2.0)
+    ),
+    "lantern, by margin": AcceptanceRule(Additive(9, 0.2), modulation=MarginModulation(-1.0)),
+    "lantern jsd, by row": AcceptanceRule(Additive(12, 0.1, "jsd"), modulation=RowModulation()),
+    "typical, by row": AcceptanceRule(Typical(0.2, 0.6), modulation=RowModulation(0.0, 4.0)),
+    "fuzzy, by entropy": AcceptanceRule(Fuzzy(0.8), modulation=EntropyModulation(0.5, 2.0)),
     "typical": AcceptanceRule(Typical(0.3, 0.9)),
     "typical and under": AcceptanceRule(Typical(0.3, 0.9), Constant(0.6)),
     "fuzzy": AcceptanceRule(Fuzzy(0.8)),
@@ -311,7 +321,7 @@ from workers.decoding.rng_kernel import bits
 from workers.decoding.accept_kernel import accept_path
 
 POINTERS = dict(
-    fp32="probs proposals uniforms omegas residuals remaining result", i32="neighbours", u8="eligible",
+    fp32="probs proposals uniforms omegas factors residuals remaining result", i32="neighbours", u8="eligible",
     i64="proposal_rows children tokens path num_accepted keys positions",
 )
 TYPES = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names.split()}
@@ -329,7 +339,9 @@ for kind, paper, exact, sampled in (
     (0, False, False, True), (1, True, True, True), (2, True, False, False), (3, False, True, True),
     (4, False, False, False), (8, False, False, True),
 ):
-    constants = dict(KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact, SAMPLED=sampled, BLOCK=4096, CHUNK=128)
+    constants = dict(
+        KIND=kind, PAPER=paper, EXACT_RESIDUAL=exact, SAMPLED=sampled, MODULATED=kind in (1, 4), BLOCK=4096, CHUNK=128,
+    )
     types = TYPES | {"bound": "fp32", "scale": "fp32", "neighbours": "*i64" if kind == 3 else "*i32"}
     compile(accept_path, constants, types)
 strides = dict.fromkeys(("key_strides", "position_strides", "slot_strides"), ("i32",) * 3)
