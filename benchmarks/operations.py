@@ -35,6 +35,7 @@ from workers.loading.models_yaml import load_folder
 # the most operations of a step: chains, static trees and windows; trees of varying shape
 CHAINS, TREES = 145, 225
 SKIPPING = 445  # of a pass that drafts a second tree behind unverified tokens
+TOGETHER = 550  # of a tree whose drafts are tested together
 ROWS = 217  # the same of several rows at once
 LARGEST = 321  # of adjacency trees of the largest size, to which a CUDA graph pads them
 PHASES = ("draft", "target", "accept", "commit")

@@ -160,7 +160,7 @@ class DecodingConfig:
             self.acceptance.schedule.checked_omegas(self.policy.bounds.depth)
             self._check_neighbourhood()
             self._check_modulation()
-            self._check_verification()
+            self.acceptance.verification.check_drafts(self.drafter, self.policy)
 
     def _check_neighbourhood(self) -> None:
         """Raises ConfigError if the rule reads the probs of drafts that are not sampled."""
@@ -182,44 +182,6 @@ class DecodingConfig:
                 "all of them; use row, or a temperature above 0"
             )
             raise ConfigError(("modulation",), problem)
-
-    def _check_verification(self) -> None:
-        """Raises ConfigError if drafts are verified together that are not a chain, or that depend
-        on the drafts of earlier passes.
-        """
-        verification = self.acceptance.verification
-        if verification.implementation:
-            self._check_skipping(verification.kind)
-        if not verification.reads_later_drafts:
-            return
-        if self.policy.fixed is None or self.policy.bounds.width > 1:
-            problem = (
-                f"{verification.kind!r} verifies chains alone; set tree.policy to chain, not "
-                f"{self.policy.kind!r}"
-            )
-            raise ConfigError(("verification",), problem)
-        if verification.exact and not self.drafter.draws_afresh:
-            problem = (
-                f"{verification.kind!r} is exact only if no pass reuses the numbers of drafts; set "
-                "drafter.redraw to fresh"
-            )
-            raise ConfigError(("verification",), problem)
-
-    def _check_skipping(self, kind: str) -> None:
-        """Raises ConfigError if the drafter or the tree cannot go on after unverified tokens."""
-        if not self.drafter.goes_on_unverified:
-            able = ", ".join(name for name, choice in DRAFTERS.items() if choice.goes_on_unverified)
-            problem = (
-                f"{kind!r} needs a drafter that goes on behind unverified tokens; choose one of "
-                f"{able}"
-            )
-            raise ConfigError(("verification",), problem)
-        if self.policy.adapts_to_rule:
-            problem = (
-                f"{kind!r} cannot be combined with {self.policy.kind!r} trees, which follow "
-                "accepted lengths"
-            )
-            raise ConfigError(("verification",), f"{problem}; use another tree")
 
     @classmethod
     def from_mapping(cls, mapping: object, sampling: Sampling | None = None) -> DecodingConfig:

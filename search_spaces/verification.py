@@ -12,8 +12,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, NamedTuple
 
-from search_spaces.params import Params, Range, Symbol
+from search_spaces.drafters import DRAFTERS, DrafterChoice
+from search_spaces.params import ConfigError, Params, Range, Symbol
 from search_spaces.plugins import Registry
+from search_spaces.trees import TreePolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,6 +42,39 @@ class Lengths(NamedTuple):
     weight: Tensor | None = None
 
 
+class Siblings(NamedTuple):
+    """The slots of one depth that have children, and the children."""
+
+    parents: Tensor  # [F] slots, those with the most children first
+    children: Tensor  # [C] the slots of their children, by rank
+    counts: list[int]  # how many of the parents have a child of each rank
+
+
+class TreeTests(NamedTuple):
+    """What decides which draft of a tree is accepted last, for the S = N + 1 slots of a tree that
+    all rows share: slot 0 is the root, slot i is draft i - 1.
+    """
+
+    levels: tuple[Siblings, ...]  # from the root down
+    # [B, S] whether a draft may be accepted if its ancestors may; if it may, so may its siblings of
+    # lower ranks.
+    eligible: Tensor
+    tokens: Tensor  # [B, S]
+    target: Tensor  # [B, S, V] q after each slot; may be overwritten
+    proposal: Tensor  # [B, M, V] p, the distributions that children were sampled from
+    proposal_index: Tensor  # [S] which of them the children of a slot were sampled from
+
+
+class Stops(NamedTuple):
+    """Which slot of a tree is accepted last, and what follows it."""
+
+    # [B, S] the probability that a slot is accepted last if none of those before it is: its
+    # descendants, and the earlier siblings of it and of its ancestors with theirs. 1 for the root,
+    # NaN in a row whose probs are not finite.
+    passes: Tensor
+    residual: Tensor  # [B, S, V] what a token is sampled from behind a slot that is accepted last
+
+
 class Verification(Params, ABC):
     """How many drafts of a chain are accepted."""
 
@@ -47,9 +82,9 @@ class Verification(Params, ABC):
     # Whether tokens follow the target's distribution with the exact rule and fresh drafts.
     exact: ClassVar[bool]
     # Whether the acceptance of a draft depends on the drafts after it. Then the rule must be exact,
-    # the tree a chain, and the drafts of a pass need random numbers that no earlier pass has used.
-    # Otherwise each draft is tested alone, by its ratio and a number of its own, and `lengths` is
-    # not called.
+    # the tree a chain (unless it is a `TreeVerification`), and the drafts of a pass need random
+    # numbers that no earlier pass has used. Otherwise each draft is tested alone, by its ratio and
+    # a number of its own, and `lengths` is not called.
     reads_later_drafts: ClassVar[bool] = True
     # "module:Class" of a drafting around the tree policy's own, which decides what is not verified;
     # "" if all drafts are verified.
@@ -65,6 +100,55 @@ class Verification(Params, ABC):
     @abstractmethod
     def lengths(self, tests: ChainTests) -> Lengths:
         """The probabilities of the accepted lengths."""
+
+    def check_drafts(self, drafter: DrafterChoice, policy: TreePolicy) -> None:
+        """Raise ConfigError, with the key of the rule, if it is not defined for such drafts: they
+        are no chain, or depend on the drafts of earlier passes.
+        """
+        if not self.reads_later_drafts:
+            return
+        self.check_tree(drafter, policy)
+        if self.exact and not drafter.draws_afresh:
+            problem = (
+                f"{self.kind!r} is exact only if no pass reuses the numbers of drafts; set "
+                "drafter.redraw to fresh"
+            )
+            raise ConfigError(("verification",), problem)
+
+    def check_tree(self, drafter: DrafterChoice, policy: TreePolicy) -> None:
+        """Raise ConfigError if it does not test the trees of a policy together."""
+        if policy.fixed is None or policy.bounds.width > 1:
+            problem = (
+                f"{self.kind!r} verifies chains alone; set tree.policy to chain, not "
+                f"{policy.kind!r}"
+            )
+            raise ConfigError(("verification",), problem)
+
+
+class TreeVerification(Verification, ABC):
+    """A verification that also tests the drafts of a fixed tree together. They must be sampled, the
+    children of each slot with random numbers of their own.
+    """
+
+    __slots__ = ()
+
+    @abstractmethod
+    def stops(self, tests: TreeTests) -> Stops:
+        """The probabilities of the slots of a tree that branches."""
+
+    def check_tree(self, drafter: DrafterChoice, policy: TreePolicy) -> None:
+        if policy.fixed is None or not policy.fixed.sampled:
+            problem = (
+                f"{self.kind!r} accepts no more of chosen drafts than {TOKEN.kind!r} does; use a "
+                "fixed tree with children: sampled"
+            )
+            raise ConfigError(("verification",), problem)
+        if not drafter.has_weights and policy.bounds.width > 1:
+            problem = (
+                f"{self.kind!r} needs branches with drafts of their own, and those of "
+                f"{drafter.kind!r} share theirs; set tree.policy to chain"
+            )
+            raise ConfigError(("verification",), problem)
 
 
 VERIFICATIONS: Registry[type[Verification]] = Registry("verification", "search_spaces.rules")
@@ -182,6 +266,22 @@ class Skipping(TokenVerification, ABC):
     @property
     def work(self) -> Verification:
         return self
+
+    def check_drafts(self, drafter: DrafterChoice, policy: TreePolicy) -> None:
+        """Raise ConfigError if the drafter or the tree cannot go on after unverified tokens."""
+        if not drafter.goes_on_unverified:
+            able = ", ".join(name for name, choice in DRAFTERS.items() if choice.goes_on_unverified)
+            problem = (
+                f"{self.kind!r} needs a drafter that goes on behind unverified tokens; choose one "
+                f"of {able}"
+            )
+            raise ConfigError(("verification",), problem)
+        if policy.adapts_to_rule:
+            problem = (
+                f"{self.kind!r} cannot be combined with {policy.kind!r} trees, which follow "
+                "accepted lengths"
+            )
+            raise ConfigError(("verification",), f"{problem}; use another tree")
 
 
 @VERIFICATIONS.register

@@ -58,7 +58,7 @@ PARTS_OF_CONFIGS: tuple[Registry[Any], ...] = (
 )
 REGISTRIES: tuple[Registry[Any], ...] = (*PARTS_OF_CONFIGS, FAMILIES, METRICS, SAMPLERS)
 #: The modules, beside those that define or implement a part, that may name one: the published
-#: rules; vanilla; the window that a drafter keeps; what replay records for all fixed trees, and for
+#: rules; vanilla; the window that a drafter keeps; what traversal is on a chain; what replay records for all fixed trees, and for
 #: windows; the built-in model.
 MAY_NAME = {
     "search_spaces.acceptance": {
@@ -70,6 +70,7 @@ MAY_NAME = {
         "NoNeighbourhood",
     },
     "search_spaces.drafters": {"Chain"},
+    "search_spaces.rules.traversal": {"BlockVerification"},
     "search_spaces.trial": {"NoDrafter", "NoTree"},
     "workers.decoding.redraws": {"Jacobi"},
     "workers.loading.models_yaml": {"Scenes"},

@@ -46,6 +46,7 @@ CUSTOM = {
 KEYS = {
     "vanilla": ("8a7b3436a355e15b", "286d00768d392820"),
     "speculative_block": ("17e4016451f59fc0", "8c58fddce393aef5"),
+    "eagle1_traversal": ("7e7b48cd8e1d4f62", "eb2f8556d3a96d82"),
     "medusa": ("4f148ab075f02ba1", "e1476d832f8f10d9"),
     "typical": ("26d8aa7f5f98bbe5", "9608a588b065b5e1"),
     "fsd": ("f8a8938bb992a143", "d3cc12b806e3d0ff"),

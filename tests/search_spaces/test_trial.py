@@ -377,6 +377,57 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         ),
     ),
     (
+        {**EAGLE2, "acceptance": {"verification": "traversal"}},
+        (
+            "acceptance.verification: 'traversal' accepts no more of chosen drafts than 'token' "
+            "does; use a fixed tree with children: sampled"
+        ),
+    ),
+    (
+        {
+            "drafter": "medusa",
+            "tree": {"policy": "static", "name": "medusa2_64", "children": "top"},
+            "acceptance": {"verification": "traversal"},
+        },
+        (
+            "acceptance.verification: 'traversal' accepts no more of chosen drafts than 'token' "
+            "does; use a fixed tree with children: sampled"
+        ),
+    ),
+    (
+        {
+            "drafter": "jacobi",
+            "tree": {"policy": "branching", "length": 4, "width": 2, "depth": 2},
+            "acceptance": {"verification": "traversal"},
+        },
+        (
+            "acceptance.verification: 'traversal' needs branches with drafts of their own, and "
+            "those of 'jacobi' share theirs; set tree.policy to chain"
+        ),
+    ),
+    (
+        {
+            "drafter": {"kind": "jacobi", "redraw": "coupled"},
+            "tree": {"policy": "chain", "length": 3},
+            "acceptance": {"verification": "traversal"},
+        },
+        (
+            "acceptance.verification: 'traversal' is exact only if no pass reuses the numbers of "
+            "drafts; set drafter.redraw to fresh"
+        ),
+    ),
+    (
+        {
+            "drafter": "eagle",
+            "tree": {"policy": "static", "name": "eagle1_26"},
+            "acceptance": {"verification": "traversal", "schedule": "constant", "budget": 1.1},
+        },
+        (
+            "acceptance.verification: 'traversal' is defined for the exact rule alone; remove the "
+            "neighbourhood and the schedule's budget, or use 'token'"
+        ),
+    ),
+    (
         {
             **EAGLE_CHAIN,
             "acceptance": {
@@ -406,7 +457,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {**EAGLE_CHAIN, "acceptance": {"verification": "blok"}},
         (
             "acceptance.verification: must be one of token, block, joint, uniform_skipping, "
-            "dynamic_skipping, or a plugin's (--plugin MODULE), got 'blok'; did you mean 'block'?"
+            "dynamic_skipping, traversal, or a plugin's (--plugin MODULE), got 'blok'; did you mean 'block'?"
         ),
     ),
     (
@@ -613,7 +664,7 @@ def test_what_a_step_costs_changes_its_shape(first: DecodingConfig, second: Deco
 def test_presets_carry_the_papers_names() -> None:
     wanted = """vanilla speculative medusa typical fsd eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
-        adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block sjd sjd_block sjd_sv gsd
+        adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block eagle1_traversal sjd sjd_block sjd_sv gsd
         scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal sjd_pac
         zipar pjd pjd_maximal peanut vvs vvs_dynamic"""
     assert set(PRESETS) == set(wanted.split())

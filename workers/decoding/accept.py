@@ -19,7 +19,7 @@ from search_spaces.acceptance import AcceptanceRule, Relaxation
 from search_spaces.modulations import NO_MODULATION, Nodes
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
-from search_spaces.verification import ChainTests
+from search_spaces.verification import ChainTests, TreeTests, TreeVerification
 from workers.decoding.kernels import FusedRule, accept_tree, is_available
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import to_probs
@@ -221,7 +221,10 @@ class Acceptor:
         is_sorted_by_level = self.sampling.top_p < 1 and logits.numel() > _MAX_SORTED
         if is_available(logits.device.type) and not is_sorted_by_level:
             fused = self._fused[tree.probs is not None]
-        if fused is None:
+        verification = self.rule.verification
+        if isinstance(verification, TreeVerification):
+            slots, num_accepted, residual = self._accept_together(verification, tree, tests, logits)
+        elif fused is None:
             slots, num_accepted, residual = self._accept(tree, tests, logits)
         else:
             slots, num_accepted, residual = self._accept_at_once(fused, tree, tests, logits)
@@ -277,6 +280,38 @@ class Acceptor:
         budget, tables = self._relaxation(omega, probs.flatten(0, 1), positions)
         assert isinstance(tables.factor, Tensor)
         return budget.view_as(depth), tables.factor.view_as(depth)
+
+    def _accept_together(
+        self, verification: TreeVerification, tree: DraftTree, tests: _Tests, logits: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """`_accept` of drafts that are tested together."""
+        shape = tree.shape
+        assert shape.post_order is not None, "the tree is fixed"
+        assert tree.probs is not None, "its drafts are sampled"
+        assert tree.probs_index is not None, "its drafts are sampled"
+        stops = verification.stops(
+            TreeTests(
+                shape.levels,
+                tests.eligible,
+                tests.tokens,
+                to_probs(logits, self.sampling),
+                tree.probs,
+                tree.probs_index[0],
+            )
+        )
+        # the probability that a slot up to this one, in the order of the tests, is accepted last
+        passes = stops.passes.index_select(1, shape.post_order)
+        reached = 1 - (1 - passes[:, :-1]).cumprod(1)
+        # one number for the whole tree, that of the first draft: no later pass tests its position
+        rank = (tests.uniforms[:, 0, :1] < reached).logical_not().sum(1)
+        last = shape.post_order.index_select(0, rank)
+        num_accepted = gather_rows(shape.offsets, last)
+        path, _ = _trace_path(tree, last, num_accepted)
+        width = max_on_host(num_accepted, shape.max_depth) + 1
+        # adds 0, or NaN if a test is NaN
+        residual = gather_rows(stops.residual, last)
+        residual = residual.add(reached[:, -1:].to(residual.dtype), alpha=0)
+        return path[:, :width], num_accepted, residual
 
     def _accept(
         self, tree: DraftTree, tests: _Tests, logits: Tensor

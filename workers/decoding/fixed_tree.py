@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,28 +49,32 @@ class FixedTree(TreeDrafting):
         # [1, N] where the probs of a node and its siblings begin, when the rows of probs are
         # flattened
         self._node_probs = self._probs_index.gather(1, self._shape.parents + 1) * self._codes
-        # Where the drafts of a chain are verified together, every pass samples them with new
-        # numbers: those of a position's distance to the root, which falls from pass to pass.
+        # Where drafts are verified together, the children of every parent are sampled with numbers
+        # of their own: those of the parent's slot. They are new in every pass, as a position's
+        # distance to the root falls from pass to pass.
         self._fresh_slots: Tensor | None = None
         if config.acceptance.verification.reads_later_drafts:
+            slots = torch.cat([level.parent_slots for level in self._plan])
             codes = torch.arange(self._codes, device=device)
-            self._fresh_slots = self._shape.depth[..., None] * self._codes + codes  # [1, N, V]
+            # [1, M, V]
+            self._fresh_slots = (slots[None, :, None] + 1) * self._codes + codes
+            depths = [depth for depth, level in enumerate(self._plan) for _ in range(level.parents)]
+            self._parent_depths = _indices(depths, self.max_levels, device)  # [M]; of no chain
         self._levels = torch.full((1,), self.max_levels, dtype=torch.int64, device=device)
         self._all_exist = torch.ones(1, self._shape.nodes, dtype=torch.bool, device=device)
 
     def draft(self, batch: Batch) -> DraftTree:
         tokens_by_level: list[Tensor] = []
         probs_by_level: list[Tensor] = []
-        noise = self._noise(batch) if self._sampled else None
-        for index, level in enumerate(self._plan):
-            if index == 0:
+        noise = self._noise(batch) if self._sampled else [None] * len(self._plan)
+        for level, level_noise in zip(self._plan, noise, strict=True):
+            if not tokens_by_level:
                 logits = self.drafter.root_logits(batch)[:, None]
             else:
                 logits = self.drafter.expand(
                     batch, _select(tokens_by_level[-1], level.expanded), level.parent_rank
                 )
             level_probs = self.probs(logits)
-            level_noise = None if noise is None else noise[:, index : index + 1]
             order = self._children(level.width, level_probs, level_noise).expand(
                 -1, level.parents, -1
             )
@@ -95,27 +100,31 @@ class FixedTree(TreeDrafting):
             counts=counts,
         )
 
-    def _noise(self, batch: Batch) -> Tensor:
-        """Exponential numbers [B, levels, V], keyed by the position, or by the position and its
-        distance to the root.
+    def _noise(self, batch: Batch) -> Sequence[Tensor]:
+        """Exponential numbers of each level: [B, 1, V], keyed by the position, or [B, F, V] for F
+        parents, keyed by the position and the parent.
         """
         positions = batch.token_positions[:, : self.max_levels]
         if self._fresh_slots is None:
-            return batch.rng.exponential_noise(Purpose.DRAFT, positions, self._codes)
-        return rng.exponential(
-            batch.keys[:, None, None], positions[..., None], Purpose.DRAFT, self._fresh_slots
+            noise = batch.rng.exponential_noise(Purpose.DRAFT, positions, self._codes)
+            return torch.split(noise, 1, 1)
+        positions = _select(positions, self._parent_depths)[..., None]
+        noise = rng.exponential(
+            batch.keys[:, None, None], positions, Purpose.DRAFT, self._fresh_slots
         )
+        return torch.split(noise, [level.parents for level in self._plan], 1)
 
     @staticmethod
     def _children(width: int, probs: Tensor, noise: Tensor | None) -> Tensor:
         """Tokens [B, F, width] of the children of a level's F parents, from the parents' probs [B,
-        F, V]: sampled with the exponential `noise` [B, 1, V], or without one the top tokens. F = 1
-        if all probs are the same (Medusa).
+        F, V]: sampled with the exponential `noise` [B, F|1, V], or without one the top tokens. If
+        all probs are the same (Medusa) and share the noise, F = 1.
 
-        All parents of a level share its noise: verification reaches only one of them, and which one
-        depends only on the random numbers of earlier positions.
+        Parents may share the noise of a level if drafts are tested one at a time: the tests reach
+        only one of the parents, and which one depends only on the random numbers of earlier
+        positions.
         """
-        if probs.stride(1) == 0:
+        if probs.stride(1) == 0 and (noise is None or noise.shape[1] == 1):
             probs = probs[:, :1]
         scores = probs
         if noise is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from search_spaces.verification import Siblings
 from workers.decoding.constants import arange, identity
 from workers.models.masks import additive_mask
 
@@ -28,6 +29,10 @@ class TreeShape:
     children: Tensor  # [B|1, N+1, C] the slot of a slot's child of rank c; 0 if there is none
     max_depth: int  # the largest depth that a node may have
     is_chain: bool = False  # every slot is the child of the slot before it
+    # Of a tree that all rows share: its slots with children, from the root down.
+    levels: tuple[Siblings, ...] = ()
+    # [N+1] the slots of such a tree, each after its children, and those by rank.
+    post_order: Tensor | None = None
     offsets: Tensor = field(init=False)  # [B|1, N+1] each slot's distance from the root
     additive_mask: Tensor = field(init=False)  # [B|1, N+1, N+1] `mask` in additive form
 
@@ -95,12 +100,45 @@ def fixed_shape(parents: Sequence[int], depth: Sequence[int], device: torch.devi
     parent_row = torch.tensor([list(parents)], dtype=torch.int64, device=device)
     depth_row = torch.tensor([list(depth)], dtype=torch.int64, device=device)
     exists = torch.ones_like(parent_row, dtype=torch.bool)
-    width = max((list(parents).count(p) for p in set(parents)), default=1)
+    children: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for slot, parent in enumerate(parents, 1):
+        children[parent + 1].append(slot)
+    width = max(1, *map(len, children))
     shape = shape_from_parents(
         parent_row, depth_row, exists, max_depth=max(depth, default=0), width=width
     )
     shape.is_chain = shape.max_depth == shape.nodes
+    shape.levels = tuple(
+        _siblings([slot for slot, own in enumerate([0, *depth]) if own == level], children, device)
+        for level in range(shape.max_depth)
+    )
+    shape.post_order = torch.tensor(_post_order(children), device=device)
     return shape
+
+
+def _siblings(slots: list[int], children: list[list[int]], device: torch.device) -> Siblings:
+    """The slots of a level that have children, from the children of all slots."""
+    parents = sorted((slot for slot in slots if children[slot]), key=lambda s: -len(children[s]))
+    by_rank: list[int] = []
+    counts: list[int] = []
+    for rank in range(len(children[parents[0]])):
+        of_rank = [children[slot][rank] for slot in parents if len(children[slot]) > rank]
+        by_rank += of_rank
+        counts.append(len(of_rank))
+    return Siblings(
+        torch.tensor(parents, device=device), torch.tensor(by_rank, device=device), counts
+    )
+
+
+def _post_order(children: list[list[int]]) -> list[int]:
+    """All slots, each after its children."""
+    order: list[int] = []
+    waiting = [0]
+    while waiting:
+        slot = waiting.pop()
+        order.append(slot)
+        waiting += children[slot]
+    return order[::-1]
 
 
 def row_starts(rows: int, entries: int, device: torch.device) -> Tensor:

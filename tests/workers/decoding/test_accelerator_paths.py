@@ -39,6 +39,7 @@ from search_spaces.rules.entropy import EntropyModulation
 from search_spaces.rules.grouped import Grouped
 from search_spaces.rules.margin import MarginModulation
 from search_spaces.rules.row import RowModulation
+from search_spaces.rules.traversal import TraversalVerification
 from search_spaces.schedules import Constant, Exponential
 from search_spaces.temperatures import CONSTANT_TEMPERATURE, EntropyTemperature
 from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
@@ -66,6 +67,7 @@ EXACT, LANTERN = AcceptanceRule(), AcceptanceRule(Additive(8, 0.3), Exponential(
 LANTERN_PP, GSD = AcceptanceRule(Multiplicative(8, 2.0)), AcceptanceRule(Grouped())
 BLOCK = AcceptanceRule(verification=BlockVerification())
 JOINT = AcceptanceRule(verification=JointVerification())
+TRAVERSAL = AcceptanceRule(verification=TraversalVerification())
 UNIFORM = AcceptanceRule(Additive(8, 0.3), verification=UniformSkipping(2))
 SIMILAR = AcceptanceRule(verification=DynamicSkipping(-1.0))
 FLAT = AcceptanceRule(schedule=Constant(1.5), modulation=EntropyModulation(2.0))
@@ -94,6 +96,8 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "chain of top tokens": (Eagle(), Chain(4, children="top"), EXACT),
     "chain, block": (Independent(), Chain(4), BLOCK),
     "chain, joint": (Eagle(), Chain(4), JOINT),
+    "static, traversal": (Eagle(), Static(name="eagle1_26"), TRAVERSAL),
+    "static of heads, traversal": (Medusa(), Static(name="balanced_26"), TRAVERSAL),
     "chain of top tokens, block": (Eagle(), Chain(4, children="top"), BLOCK),
     "static": (Eagle(), Static(name="eagle1_26"), LANTERN_PP),
     "chain, by entropy": (Independent(), Chain(4), FLAT),

@@ -36,6 +36,7 @@ LOSSLESS = [
     "medusa",
     "eagle1",
     "eagle1_58",
+    "eagle1_traversal",
     "eagle2",
     "eagle3",
     "eagle3_static",

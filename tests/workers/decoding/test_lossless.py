@@ -36,6 +36,7 @@ from search_spaces.drafters import (
     NoDrafter,
     Rows,
 )  # fmt: skip
+from search_spaces.rules.traversal import TraversalVerification
 from search_spaces.schedules import Constant
 from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trees import POLICIES as TREES
@@ -64,6 +65,7 @@ BUSHY = ((0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0))
 STARTS = ("vertical", "random", "tokenflock")
 TWO_CHAINS = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 0))
 SURPLUS = ((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (0, 3))
+TWINS = ((0,), (1,), (0, 0), (1, 0), (0, 0, 0), (1, 0, 0), (1, 0, 1))
 
 
 def adjacency(initialisation: str) -> Adjacency:
@@ -110,6 +112,7 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
     "jacobi, entropy": (Jacobi(), Chain(3), ENTROPY, 4, 5),
     "two codes, chain": (Eagle(), Chain(4), PLAIN, 2, 6),
     "two codes, window": (Jacobi(), Chain(4), PLAIN, 2, 6),
+    "two codes, tree": (Eagle(), Static(paths=TWINS), PLAIN, 2, 6),
     "jacobi, uniform": (Jacobi(), Chain(3), PLAIN, 3, 5),
     "jacobi, random": (Jacobi("random"), Chain(3), PLAIN, 3, 5),
     "jacobi, random, filtered": (Jacobi("random", "coupled"), Chain(3), FILTERED, 4, 5),
@@ -231,6 +234,40 @@ def test_chains_that_are_verified_together_follow_it_in_blocks_only(name: str) -
         assert (p_of_draws(*case, rule=config.acceptance) > ALARM) == follows
 
 
+WHOLE = (
+    "eagle, chain",
+    "eagle, static",
+    "eagle, static, filtered",
+    "eagle3, static",
+    "medusa, static",
+    "eagle, branching",
+    "more children than codes",
+    "two codes, tree",
+    "jacobi, uniform",
+)
+TRAVERSAL = AcceptanceRule(verification=TraversalVerification())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_trees_that_are_verified_together_follow_it(name: str) -> None:
+    case = CASES[name]
+    assert DecodingConfig(*case[:2], TRAVERSAL, case[2]).is_lossless(case[2])
+    assert p_of_draws(*case, rule=TRAVERSAL) > ALARM
+
+
+@pytest.mark.slow
+def test_fault_branches_of_a_traversal_share_their_numbers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That a branch is rejected says something of the drafts of the next one."""
+    noise = FixedTree._noise
+    monkeypatch.setattr(
+        FixedTree, "_noise", lambda self, batch: [part[:, :1] for part in noise(self, batch)]
+    )
+    assert p_of_draws(*CASES["two codes, tree"], rule=TRAVERSAL) < ALARM
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "distance"),
@@ -274,7 +311,7 @@ def test_fault_drafts_of_a_block_are_not_fresh(name: str, monkeypatch: pytest.Mo
         drafter = Jacobi("random", "coupled")
     monkeypatch.setattr(FixedTree, "_noise", lambda self, batch: batch.rng.exponential_noise(
         Purpose.DRAFT, batch.token_positions[:, : self.max_levels], self._codes
-    ))  # fmt: skip
+    ).split(1, 1))  # fmt: skip
     p = p_of_draws(
         drafter,
         policy,
@@ -482,6 +519,8 @@ def test_greedy_tokens_are_vanillas(name: str) -> None:
                 AcceptanceRule(verification=part)
                 for part in (BlockVerification(), JointVerification())
             ]
+        if name in WHOLE:
+            rules.append(TRAVERSAL)
         configs = [DecodingConfig(sampling=sampling)]
         configs += [DecodingConfig(drafter, policy, rule, sampling) for rule in rules]
         vanilla, *made = [
