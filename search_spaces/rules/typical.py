@@ -52,5 +52,5 @@ class Typical(ThresholdTest):
 
     def accepts(self, r: Tensor, p: Tensor | None, factor: Tensor | float) -> Tensor:
         negative_entropy = (r * (r + _SMALLEST).log()).sum(1, keepdim=True)
-        threshold = (self.delta * negative_entropy.exp()).clamp_max(self.epsilon)
-        return r > threshold / factor
+        threshold = negative_entropy.exp() * (self.delta / factor)
+        return r > threshold.clamp_max(self.epsilon / factor)

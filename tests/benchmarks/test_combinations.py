@@ -12,6 +12,7 @@ from orchestrator.store.sweep import Sweep
 from search_spaces.modulations import NO_MODULATION
 from search_spaces.presets import CATALOGUE
 from search_spaces.sweep import SweepConfig
+from search_spaces.trial import Sampling
 from tests.fakes.synthetic_sweeps import write_sweep
 
 
@@ -28,7 +29,7 @@ def test_the_four_sweeps_are_what_the_benchmark_says(tmp_path: Path) -> None:
         assert sweep.budget.trials == 5
         assert (sweep.captions, sweep.seed) == (published.captions, published.seed)
         for branch in sweep.space.branches():
-            lowest = branch.config([leaf.domain.corners[0] for leaf in branch.leaves], None)
+            lowest = branch.config([leaf.domain.corners[0] for leaf in branch.leaves], Sampling())
             is_modulated = lowest.acceptance.modulation != NO_MODULATION
             assert is_modulated == (name == "modulated")
 

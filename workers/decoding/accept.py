@@ -136,11 +136,11 @@ class Acceptor:
 
     def _relaxation(self, omega: Tensor, probs: Tensor, positions: Tensor) -> Relaxation:
         """How much tests are relaxed, from the schedule's budgets [n], the target's probs [n, V] at
-        their nodes, and the positions [n] of the tokens after them.
+        their nodes, and the positions, n in all, of the tokens after them.
         """
         if self.rule.modulation == NO_MODULATION:
             return Relaxation(omega, self.tables)
-        row = self._row.index_select(0, positions.clamp(max=len(self._row) - 1))
+        row = self._row.index_select(0, positions.flatten().clamp(max=len(self._row) - 1))
         return self.rule.relaxation(omega, Nodes(probs, row), self.tables)
 
     def _accept_chain(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
@@ -178,7 +178,7 @@ class Acceptor:
         omega = self._omegas.index_select(0, tree.levels)[:, 1 : levels + 1].flatten()
         r = probs[:, :-1].flatten(0, 1)
         p = None if tree.probs is None else tree.probs.flatten(0, 1)
-        relaxation = self._relaxation(omega, r, batch.token_positions[:, :levels].flatten())
+        relaxation = self._relaxation(omega, r, batch.token_positions[:, :levels])
         mass = self.rule.neighbourhood.mass(r, p, x, relaxation.tables)
         ratios = self.rule.ratio(mass, relaxation.omega).view_as(tree.tokens)
         lengths = None
@@ -276,7 +276,7 @@ class Acceptor:
         # the last level's slots have no children
         depth = tree.shape.offsets.expand(len(probs), -1).clamp(max=tests.positions.shape[1] - 1)
         omega = tests.omegas[:, 1:].gather(1, depth).flatten()
-        positions = tests.positions.gather(1, depth).flatten()
+        positions = tests.positions.gather(1, depth)
         budget, tables = self._relaxation(omega, probs.flatten(0, 1), positions)
         assert isinstance(tables.factor, Tensor)
         return budget.view_as(depth), tables.factor.view_as(depth)
@@ -406,7 +406,7 @@ class Acceptor:
                     .flatten(0, 1)
                 )
                 omega = self._omegas[tree.levels[:, None], depth].flatten()
-                positions = (batch.emitted[:, None] + depth - 1).flatten()
+                positions = batch.emitted[:, None] + depth - 1
                 accepted = self.rule.greedy(
                     parent_probs,
                     tree.tokens.flatten(),
