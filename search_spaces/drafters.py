@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from search_spaces.params import Abbreviations, ConfigError, Params, Range, Symbol
 from search_spaces.plugins import Registry
-from search_spaces.trees import Chain, TreePolicy
+from search_spaces.trees import POLICIES, Chain, TreeBounds, TreePolicy
 
 
 class DrafterChoice(Params):
@@ -226,6 +226,35 @@ class Jacobi(DrafterChoice):
         if not sampled:
             problem = f"drafter {self.kind!r} keeps the tokens that it sampled: use 'sampled'"
             raise ConfigError(("tree", "children"), problem)
+
+
+@POLICIES.register
+@dataclass(frozen=True, slots=True)
+class Window(TreePolicy):
+    """A Jacobi window whose new positions are filled by the drafter, after the drafts that the
+    window has. From the next pass on, the target's probs redraw them. `redraw` is that of `jacobi`.
+    """
+
+    kind: ClassVar[str] = "window"
+    short: ClassVar[str] = "win"
+    summary: ClassVar[str] = "a Jacobi window of {length} drafts, the new ones the drafter's"
+    implementation: ClassVar[str] = "workers.decoding.drafted_window:DraftedWindow"
+    adapts_to_rule: ClassVar[bool] = True
+    length: Annotated[int, "number of drafted tokens", Range(1, 256), Symbol("")]
+    redraw: Annotated[
+        Literal["coupled", "maximal", "fresh"],
+        "how drafts behind a rejection are replaced",
+        Abbreviations(coupled="cpl", maximal="max"),
+    ] = "coupled"
+
+    @property
+    def bounds(self) -> TreeBounds:
+        return TreeBounds(self.length, self.length, 1)
+
+    @property
+    def parts(self) -> tuple[Jacobi, Chain]:
+        """The window as a drafter of its own, and its tree."""
+        return Jacobi(redraw=self.redraw), Chain(self.length)
 
 
 _ROWS_BATCH = "workers.decoding.rows:RowsBatch"

@@ -197,7 +197,7 @@ class TabularEngine:
         )
         if self.observer is not None:
             self.observer(batch, tree, logits)
-        result = self.acceptor(tree, logits, batch)
+        result = self.drafting.accept(self.acceptor, tree, logits, batch)
         self.drafting.commit(batch, tree, result, logits, logits)
         batch.commit(result.tokens, result.num_emitted, result.next_root)
         return result

@@ -455,7 +455,7 @@ BROKEN = [
         "drafter: eagle",
         (
             "f:1: space.tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, "
-            "branching, dynamic, adjacency"
+            "branching, dynamic, adjacency, window"
         ),
     ),
     (

@@ -67,6 +67,7 @@ KEYS = {
     "scd_maximal_published": ("53c17be18eaf9734", "36f5588f8ff20b4a"),
     "sjd_plus": ("3487807059fcdecc", "6e13f45ca5da6a48"),
     "sjd_pac": ("d9b1c0106a517ec6", "9e246b0c08dbaf82"),
+    "eagle_window": ("7d453ea9b50a7c2b", "767034efaf1dca7d"),
     "zipar": ("4ee277af0975b0ed", "42c2ff9512a9a7fb"),
     "pjd": ("cd40c4837d682807", "4ebc6b90cac6d0d6"),
     "vertical": ("beab3d8e3de9adcd", "b71b55f9cffa427e"),

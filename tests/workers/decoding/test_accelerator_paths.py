@@ -32,6 +32,7 @@ from search_spaces.drafters import (
     NoDrafter,
     Rows,
     Vertical,
+    Window,
 )
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.presets import CATALOGUE
@@ -121,6 +122,8 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "window, joint": (Jacobi("random"), Chain(6), JOINT),
     "window that branches": (Jacobi(redraw="maximal"), Branching(5, 3, 2), EXACT),
     "window of groups": (Jacobi("sample_left", "coupled"), Chain(6), GSD),
+    "drafted window": (Eagle(), Window(6), EXACT),
+    "drafted window, maximal": (Independent(), Window(3, "maximal"), EXACT),
     "rows": (Rows(1), NoTree(), EXACT),
     "diagonals": (Vertical(), NoTree(), EXACT),
     "rows of windows": (JacobiRows(redraw="maximal", lag=2), Chain(3), EXACT),
@@ -254,7 +257,7 @@ def on_meta(
 def short(config: DecodingConfig) -> DecodingConfig:
     """With a path that fits the toy's images."""
     policy = config.policy
-    if isinstance(policy, Branching | Chain):
+    if isinstance(policy, Branching | Chain | Window):
         return replace(config, policy=replace(policy, length=min(policy.length, 15)))
     return config
 

@@ -51,6 +51,7 @@ LOSSLESS = [
     "sjd_maximal",
     "sjd_block",
     "sjd_pac",
+    "eagle_window",
 ]
 
 
@@ -64,7 +65,7 @@ def fitted(config: DecodingConfig, sampling: Sampling | None = None) -> Decoding
         acceptance["k"] = 12
     if "lag" in drafter:
         drafter["lag"] = 2
-    if tree.get("policy") in ("chain", "branching"):
+    if tree.get("policy") in ("chain", "branching", "window"):
         tree["length"] = min(tree["length"], 10)
     if tree.get("policy") == "dynamic":
         tree["width"] = min(tree["width"], 6)

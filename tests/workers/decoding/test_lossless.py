@@ -35,6 +35,7 @@ from search_spaces.drafters import (
     Medusa,
     NoDrafter,
     Rows,
+    Window,
 )  # fmt: skip
 from search_spaces.rules.traversal import TraversalVerification
 from search_spaces.schedules import Constant
@@ -82,6 +83,7 @@ POLICIES: dict[str, TreePolicy] = {
     "static": Static(paths=BUSHY),
     "static, top": Static(paths=BUSHY, children="top"),
     "dynamic": Dynamic(depth=3, width=2, nodes=6),
+    "window": Window(3),
     "adjacency": adjacency("horizontal"),
 }
 CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
@@ -110,6 +112,10 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
         for name in ("chain", "static", "dynamic")
     },
     "jacobi, entropy": (Jacobi(), Chain(3), ENTROPY, 4, 5),
+    "eagle, window, maximal": (Eagle(), Window(4, "maximal"), PLAIN, 3, 5),
+    "eagle, window, fresh": (Eagle(), Window(4, "fresh"), PLAIN, 3, 5),
+    "eagle3, window": (Eagle3(), Window(3, "maximal"), FILTERED, 4, 5),
+    "two codes, drafted window": (Eagle(), Window(4), PLAIN, 2, 6),
     "two codes, chain": (Eagle(), Chain(4), PLAIN, 2, 6),
     "two codes, window": (Jacobi(), Chain(4), PLAIN, 2, 6),
     "two codes, tree": (Eagle(), Static(paths=TWINS), PLAIN, 2, 6),

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.drafters import Eagle, Jacobi
+from search_spaces.drafters import Eagle, Jacobi, Window
 from search_spaces.neighbourhoods import Additive, Multiplicative
 from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, Static
 from search_spaces.trial import DecodingConfig
@@ -56,6 +56,7 @@ CONFIGS = {
     "window that branches": DecodingConfig(
         Jacobi(redraw="maximal"), Branching(3, 2, 2), AcceptanceRule()
     ),
+    "drafted window": DecodingConfig(Eagle(), Window(4), LANTERN),
     "window, reuse": DecodingConfig(Jacobi(redraw="reuse"), Chain(4), AcceptanceRule()),
 }
 WIDEST = (3, 5)  # of the adjacency trees

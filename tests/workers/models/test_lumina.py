@@ -65,6 +65,7 @@ MODES: dict[str, dict[str, object]] = {
         "drafter": {"kind": "jacobi", "redraw": "maximal"},
         "tree": {"policy": "chain", "length": 15},
     },
+    "drafted window": {"drafter": "medusa", "tree": {"policy": "window", "length": 5}},
     "window that branches": {
         "drafter": {"kind": "jacobi", "redraw": "maximal"},
         "tree": {"policy": "branching", "length": 6, "width": 3, "depth": 2},
