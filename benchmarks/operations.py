@@ -36,6 +36,7 @@ from workers.loading.models_yaml import load_folder
 CHAINS, TREES = 145, 225
 SKIPPING = 445  # of a pass that drafts a second tree behind unverified tokens
 TOGETHER = 550  # of a tree whose drafts are tested together
+DRAFTED = 283  # of a window of 15 whose new positions a drafter fills, when all are new
 ROWS = 217  # the same of several rows at once
 LARGEST = 321  # of adjacency trees of the largest size, to which a CUDA graph pads them
 PHASES = ("draft", "target", "accept", "commit")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 
@@ -36,7 +36,7 @@ def settings(lengths: Sequence[int], redraw: str) -> Iterator[tuple[str, Decodin
         chain = {"policy": "chain", "length": length}
         for start in STARTS:
             drafter = {"kind": "jacobi", "initialisation": start, "redraw": redraw}
-            plain = {"drafter": drafter, "tree": chain}
+            plain: dict[str, Any] = {"drafter": drafter, "tree": chain}
             yield f"window of {length}, {start}", DecodingConfig.from_mapping(plain)
         window = {"policy": "window", "length": length, "redraw": redraw}
         plain = {"drafter": "eagle", "tree": window}

@@ -11,6 +11,7 @@ from torch import nn
 
 from benchmarks.operations import (
     CHAINS,
+    DRAFTED,
     LARGEST,
     ROWS,
     SKIPPING,
@@ -20,6 +21,7 @@ from benchmarks.operations import (
     on_meta,
     operations,
 )
+from search_spaces.drafters import Window
 from search_spaces.presets import CATALOGUE
 from search_spaces.trees import Adjacency, Dynamic
 from tests.fakes.toys import code_path
@@ -73,6 +75,7 @@ def test_a_step_has_at_most_so_many(models: Models, name: str, top_k: int) -> No
     assert all(counts[phase] for phase in ("target", "accept", "commit"))
     total = sum(sum(phase.values()) for phase in counts.values())
     bound = TREES if isinstance(config.policy, Adjacency | Dynamic) else CHAINS
+    bound = DRAFTED if isinstance(config.policy, Window) else bound
     bound = SKIPPING if config.acceptance.verification.implementation else bound
     if config.acceptance.verification.reads_later_drafts and config.policy.bounds.width > 1:
         bound = TOGETHER

@@ -78,7 +78,7 @@ def test_new_drafts_have_the_drafters_probs_after_those_of_the_window(target: Ta
     no drafts yet.
     """
     drafter = toy_drafter("independent", target)
-    assert drafter is not None
+    assert isinstance(drafter, Drafter)
     compared = [0] * (LENGTH + 1)  # by how many drafts the window had
 
     def observe(batch: Batch, tree: DraftTree, logits: Tensor) -> None:
