@@ -139,7 +139,7 @@ COMMANDS: Mapping[str, Command] = {
     "report": Command(("report", *_SWEEP, "--out", "new.html"), ("--out",)),
     "reference": Command(
         ("reference", "images", "--out", "new.parquet"),
-        ("--out", "--models", "--inception", "--inception-tf", "--vgg", "--device"),
+        ("--out", "--models", "--device"),
         ("--count", "--seed", "--threads"),
     ),
     "ui": Command(("ui", "nowhere"), ("--host",), ("--port",)),

@@ -18,7 +18,7 @@ EPILOG = """\b
 Examples:
   specfrontier reference photos --out photos.parquet
   specfrontier reference coco/val2017 --count 5000 --out s3://lab/coco5k.parquet --json
-  specfrontier reference coco/val2017 --inception pt_inception-2015-12-05-6726825d.pth --out coco.parquet
+  specfrontier reference coco/val2017 --models models.yaml#llamagen --out coco.parquet
   then, in the sweep's YAML:  reference: {source: photos.parquet}
 """
 
@@ -46,36 +46,13 @@ class Extraction:
     count: int | None = o.option("Maximum number of images (all).", "N", min=1)
     seed: int = o.option("Selects the images or scenes.", "N", default=0, min=0, max=o.MAX_SEED)
     models: str = o.option(
-        "builtin, or a folder with its own features.safetensors.", "MODELS", default="builtin"
-    )
-    inception: str | None = o.option(
-        "Weights of FID's Inception, used instead of --models; images are resized as clean-fid "
-        "does it.",
-        "FILE",
-        callback=o.input_path,
-    )
-    inception_tf: str | None = o.option(
-        "The same network, resized as TensorFlow 1 did it.", "FILE", callback=o.input_path
-    )
-    vgg: str | None = o.option(
-        "Add VGG-16, for precision and recall.", "FILE", callback=o.input_path
-    )
-    dinov2: str | None = o.option(
-        "Add DINOv2, for fd_dinov2 and kd_dinov2.", "FOLDER", callback=o.input_path
+        "builtin, a folder with its own features.safetensors, or a models.yaml: FILE#ENTRY, whose "
+        "`metrics` name the networks.",
+        "MODELS",
+        default="builtin",
     )
     device: o.Device = None
     threads: o.Threads = None
-
-    @property
-    def weights(self) -> dict[str, str]:
-        """The given weight files, by extractor."""
-        given = {
-            "inception": self.inception,
-            "inception_tf": self.inception_tf,
-            "vgg": self.vgg,
-            "dinov2": self.dinov2,
-        }
-        return {key: path for key, path in given.items() if path is not None}
 
 
 @o.grouped
@@ -103,8 +80,8 @@ def reference(folder: Folder, options: Extraction, as_json: o.AsJson = False) ->
     )
     with stopped, ends_with(WRONG_USAGE), ends_with(FAILED, WeightsError):
         storage, name = Storage.holding(options.out)
-        folder_of_models = find_entry(options.models).folder
-        extractors = list(load_extractors(folder_of_models, options.weights, torch_device).values())
+        entry = find_entry(options.models)
+        extractors = list(load_extractors(entry.folder, entry.metrics, torch_device).values())
         images: dict[str, Any] = {
             "size": extractors[0].side,
             "count": options.count,

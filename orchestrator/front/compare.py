@@ -22,10 +22,8 @@ from orchestrator.store.names import describe
 from search_spaces.documents import shorten
 from search_spaces.trial import DecodingConfig
 from workers.metrics.definition import (
-    ATTRIBUTES,
     BASELINE,
     COUNTS,
-    DINOV2,
     FEATURES,
     IMAGES,
     MANIFOLD,
@@ -159,8 +157,6 @@ def _volume(cost: Floats, corner: Floats) -> float:
 
 MANIFOLD_METRICS = ("precision", "recall")  # these use the `manifold` extractor if configured
 DEFAULT_OBJECTIVES = ("speedup", "fid")  # of a sweep that names fewer than two
-# no bias that depends on the number of images
-UNBIASED = frozenset({"fid_debiased", "kid", "kd_dinov2", "precision"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,9 +308,8 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     if needs <= COUNTS:
         return []
     facts: dict[str, list[Any]] = {"captions": [_captions(identity) for identity in identities]}
-    meanings = [
-        identity.metrics[metric].meaning for identity in identities if metric in identity.metrics
-    ]
+    defined = [identity.metrics[metric] for identity in identities if metric in identity.metrics]
+    meanings = [found.meaning for found in defined]
     facts["its definition"] = [meaning["definition"] for meaning in meanings]
     facts["what it is computed from"] = [", ".join(meaning["needs"]) for meaning in meanings]
     for name in _extractors(identities, metric, needs):
@@ -328,8 +323,7 @@ def obstacles(identities: Sequence[Identity], metric: str) -> list[str]:
     if BASELINE in needs:
         facts["the target"] = [identity.target for identity in identities]
         facts["the baseline's setting"] = [identity.baseline for identity in identities]
-    is_statistic = needs & {FEATURES, DINOV2} and metric not in UNBIASED and ATTRIBUTES not in needs
-    if is_statistic:
+    if any(found.is_statistic for found in defined):
         facts["the number of images"] = [identity.images for identity in identities]
     return [
         f"{fact}: {_against(identities, values)}"

@@ -36,8 +36,7 @@ from workers.data.captions import captions_hash
 from workers.data.reference import FILE, check_reference
 from workers.data.shards import FORMAT
 from workers.loading.models import Capabilities
-from workers.metrics import fid
-from workers.metrics.definition import DINOV2, FEATURES, REFERENCE, Metric
+from workers.metrics.definition import FEATURES, REFERENCE, Metric
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.extractors import Extractors, unavailable_metrics
 from workers.metrics.library import LibraryMetric, try_metric
@@ -263,13 +262,13 @@ class _ImageCounts:
 def _check_image_counts(inspection: Inspection) -> None:
     """Fréchet distances with too few images, on all captions or at a rung (see `_ImageCounts`)."""
     for path, metric in inspection.decisive:
-        if metric.name not in fid.FRECHET_METRICS:
+        if not metric.covariance_of:
             continue
         counts = _ImageCounts(
             metric.name,
             len(inspection.captions),
             inspection.sweep.quality.samples,
-            inspection.extractors[DINOV2 if DINOV2 in metric.needs else FEATURES].width,
+            inspection.extractors[metric.covariance_of].width,
         )
         with at(*path):
             counts.check_captions()

@@ -30,10 +30,10 @@ from workers.loading.models_yaml import (
     load_on_meta,
     published_entry,
 )
-from workers.metrics.definition import Direction, Metric
+from workers.metrics.definition import Direction
 from workers.metrics.extractors import check_weights, load_extractors
 from workers.metrics.library import library_metrics
-from workers.metrics.metric import METRICS, MetricRegistry
+from workers.metrics.metric import METRICS, ComputedMetric, MetricRegistry
 from workers.metrics.networks import Extractor
 from workers.metrics.registry import weight_keys
 from workers.models.checkpoint_files import WeightsError
@@ -94,7 +94,7 @@ class Inspection:
         ]
 
     @property
-    def decisive(self) -> Iterator[tuple[ConfigPath, Metric]]:
+    def decisive(self) -> Iterator[tuple[ConfigPath, ComputedMetric]]:
         """The metrics of objectives and constraints, by their keys. A trial without one of them
         fails.
         """

@@ -36,7 +36,7 @@ from search_spaces.paths import local_path
 from search_spaces.plugins import PluginNames
 from search_spaces.trial import DecodingConfig
 from workers.decoding.build import drafter_class, kinds_with_weights, load_drafter
-from workers.loading import hub
+from workers.loading import hub, packages
 from workers.loading.models import Models
 from workers.metrics.registry import weight_keys
 from workers.models.checkpoint_files import WeightsError, add_note, content_hash, shapes_only
@@ -367,14 +367,16 @@ def _read_paths(section: object, keys: PluginNames) -> dict[str, str]:
 
 
 def _absolute(paths: Mapping[str, str], base: Path) -> dict[str, str]:
-    """Absolute paths of paths that are relative to the folder `base`, and of references to the Hub
-    in its cache.
+    """Absolute paths of paths that are relative to the folder `base`, of references to the Hub in
+    its cache, and of files of installed packages.
     """
+    schemes = {hub.SCHEME: hub.local_path, packages.SCHEME: packages.local_path}
     found = {}
     for key, path in paths.items():
-        if path.startswith(hub.SCHEME):
+        scheme = next((scheme for scheme in schemes if path.startswith(scheme)), None)
+        if scheme is not None:
             try:
-                found[key] = hub.local_path(path)
+                found[key] = schemes[scheme](path)
             except ValueError as error:
                 raise ConfigError((key,), str(error)) from error
             continue

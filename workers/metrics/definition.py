@@ -20,13 +20,13 @@ TIMINGS = "timings"
 CLASSIFIER = "classifier"
 FEATURES: Final = "features"  # column of the sweep's feature extractor
 MANIFOLD: Final = "manifold"  # column that precision and recall read instead, where it exists
-DINOV2: Final = "dinov2"  # column of DINOv2's features
 ATTRIBUTES = "attributes"  # attributes of scenes, which the feature extractor reads
 IMAGES = "images"  # decoded from their tokens, with their captions
 SCORE_PREFIX = "score."  # prefix of columns with a score for each image
 # Inputs that need no neural network.
 COUNTS = frozenset({TIMINGS, "emitted", "passes", "depth", "caption_id", "sample"})
-# of these, what depends on how images were decoded
+_NO_FEATURES = COUNTS | {REFERENCE, BASELINE, CLASSIFIER, ATTRIBUTES, IMAGES}
+# of the counts, what depends on how images were decoded
 _OF_WORK = COUNTS - {"caption_id", "sample"}
 _STORED: Mapping[str, Any] = {
     "direction": str,
@@ -35,8 +35,9 @@ _STORED: Mapping[str, Any] = {
     "needs": tuple[str, ...],
     "definition": str,
     "is_gain": bool,
+    "unbiased": bool,
 }
-_OPTIONAL = {"definition", "is_gain"}  # of these
+_OPTIONAL = {"definition", "is_gain", "unbiased"}  # of these
 _TIME_UNITS = {"s", "ms", "min", "h"}
 _RATIO_UNIT = "x"
 
@@ -57,6 +58,8 @@ class Metric:
     # Whether it is a value of the images minus vanilla's, such as fid_gain. Another metric of
     # vanilla's images compares them one by one, or is not known.
     is_gain: bool = False
+    # Whether its mean does not depend on the number of images, though it is of their features.
+    unbiased: bool = False
 
     def __post_init__(self) -> None:
         if self.direction not in get_args(Direction):
@@ -68,8 +71,9 @@ class Metric:
     def to_mapping(self) -> dict[str, Any]:
         """All that the results of a sweep depend on, as plain data, without the name."""
         own: dict[str, Any] = {"definition": self.definition} if self.definition else {}
-        if self.is_gain:
-            own["is_gain"] = True
+        for key in ("is_gain", "unbiased"):
+            if getattr(self, key):
+                own[key] = True
         return {
             "direction": self.direction,
             "unit": self.unit,
@@ -110,6 +114,18 @@ class Metric:
         quality.
         """
         return COUNTS.issuperset(self.needs)
+
+    @property
+    def is_statistic(self) -> bool:
+        """Whether it is of the features of all images together, and its mean depends on their
+        number.
+        """
+        features = {
+            need
+            for need in self.needs
+            if need not in _NO_FEATURES and not need.startswith(SCORE_PREFIX)
+        }
+        return bool(features) and not self.unbiased and ATTRIBUTES not in self.needs
 
     @property
     def is_of_vanilla(self) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from workers.metrics.clip_files import open_folder
-from workers.metrics.definition import DINOV2, REFERENCE
+from workers.metrics.definition import REFERENCE
 from workers.metrics.estimate import Estimate
 from workers.metrics.frechet import Gaussian, distance_to_reference
 from workers.metrics.kid import kernel_distance, mean_kernel
@@ -29,6 +29,7 @@ from workers.models.weights import KeyMapping
 if TYPE_CHECKING:
     from transformers import Dinov2Config
 
+_KEY = "dinov2"
 _INPUT_SIZE = 224
 _PROJECTIONS = {
     "attention.query": "q_proj",
@@ -75,25 +76,37 @@ def load_dinov2(folder: Path) -> Dinov2Features:
     return load_frozen(lambda: Dinov2Features(config), weights, _TABLE, part="model")
 
 
-register_extractor("dinov2", role=DINOV2, architecture="dinov2-bicubic224", load=load_dinov2)
+register_extractor(
+    _KEY,
+    role=_KEY,
+    architecture="dinov2-bicubic224",
+    load=load_dinov2,
+    file="folder of DINOv2",
+)
 
 
 @register_metric(
-    "fd_dinov2", direction="minimize", unit="features squared", needs=(DINOV2, REFERENCE)
+    "fd_dinov2",
+    direction="minimize",
+    unit="features squared",
+    needs=(_KEY, REFERENCE),
+    covariance_of=_KEY,
 )
 def fd_dinov2(inputs: MetricInputs) -> Estimate:
     """Frechet distance of the images' DINOv2 features to the real images', at n images: comparable
     only at equal n.
     """
-    reference = inputs.reference(DINOV2).cached("gaussian", Gaussian.fit)
-    return distance_to_reference(inputs.column(DINOV2), reference, inputs.blocks)
+    reference = inputs.reference(_KEY).cached("gaussian", Gaussian.fit)
+    return distance_to_reference(inputs.column(_KEY), reference, inputs.blocks)
 
 
-@register_metric("kd_dinov2", direction="minimize", unit="kernel", needs=(DINOV2, REFERENCE))
+@register_metric(
+    "kd_dinov2", direction="minimize", unit="kernel", needs=(_KEY, REFERENCE), unbiased=True
+)
 def kd_dinov2(inputs: MetricInputs) -> Estimate:
     """Kernel distance (unbiased squared MMD, cubic kernel) of the images' DINOv2 features to the
     real images'.
     """
-    reference = inputs.reference(DINOV2)
+    reference = inputs.reference(_KEY)
     within = reference.cached("kid", mean_kernel)
-    return kernel_distance(inputs.column(DINOV2), reference.features, inputs.blocks, within=within)
+    return kernel_distance(inputs.column(_KEY), reference.features, inputs.blocks, within=within)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Self, get_args
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from workers.metrics.definition import (
     ATTRIBUTES,
     BASELINE,
     CLASSIFIER,
-    DINOV2,
     FEATURES,
     IMAGES,
+    MANIFOLD,
     REFERENCE,
     SCORE_PREFIX,
     TIMINGS,
@@ -33,7 +33,6 @@ from workers.metrics.networks import (
     SCORERS,
     Extractor,
     ExtractorFactory,
-    Role,
     ScoreContext,
     Scorer,
     own_or_builtin,
@@ -64,7 +63,8 @@ class Extractors:
     """The loaded networks."""
 
     # Feature extractors by the column of `MetricInputs.images` that they fill: "features",
-    # "manifold" if precision and recall have an extractor of their own, and "dinov2".
+    # "manifold" if precision and recall have an extractor of their own, and the keys of those that
+    # metrics of their own read.
     by_role: Mapping[str, Extractor]
     scorers: Mapping[str, Scorer]  # by name
     unavailable: Mapping[str, str]  # why networks cannot be used with these images or captions
@@ -204,7 +204,7 @@ def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:
         if key not in known:
             raise WeightsError(f"metrics: {unknown_choice(key, known)}")
     extractors = EXTRACTORS.all()
-    for role in get_args(Role):
+    for role in (FEATURES, MANIFOLD):
         keys = [key for key in given if key in extractors and extractors[key].role == role]
         if len(keys) > 1:
             raise WeightsError(
@@ -298,8 +298,9 @@ def unavailable_metrics(
         )
     elif not reference:
         reasons[REFERENCE] = "the sweep has no reference images (reference.source: none)"
-    if DINOV2 not in extractors.by_role:
-        reasons[DINOV2] = "its weights are not given: set metrics.dinov2 (folder of DINOv2)"
+    for key, factory in EXTRACTORS.items():
+        if factory.role == key and key not in extractors.by_role:
+            reasons[key] = f"its weights are not given: set metrics.{key} ({factory.file})"
     registered = METRICS.all() if registered is None else registered
     available = extractors.available(reference=reference and FEATURES in extractors.by_role)
     missing = select_metrics(names, available, registered)[1]

@@ -16,10 +16,14 @@ from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes
 from workers.metrics.frechet import Gaussian, difference, distance_between, distance_to_reference
 from workers.metrics.metric import MetricInputs, register_metric
 
-FRECHET_METRICS = ("fid", "fid_debiased", "drift", "fid_gain", "fd_dinov2")
 
-
-@register_metric("fid", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE))
+@register_metric(
+    "fid",
+    direction="minimize",
+    unit="features squared",
+    needs=(FEATURES, REFERENCE),
+    covariance_of=FEATURES,
+)
 def fid(inputs: MetricInputs) -> Estimate:
     """Frechet distance of the images' features to the real images', at n images: comparable only at
     equal n.
@@ -30,7 +34,12 @@ def fid(inputs: MetricInputs) -> Estimate:
 
 
 @register_metric(
-    "fid_debiased", direction="minimize", unit="features squared", needs=(FEATURES, REFERENCE)
+    "fid_debiased",
+    direction="minimize",
+    unit="features squared",
+    needs=(FEATURES, REFERENCE),
+    unbiased=True,
+    covariance_of=FEATURES,
 )
 def fid_debiased(inputs: MetricInputs) -> Estimate:
     """fid without its bias of order 1/n (jackknife); may be negative when the true distance is near
@@ -56,7 +65,12 @@ def fid_debiased(inputs: MetricInputs) -> Estimate:
 
 
 @register_metric(
-    "drift", direction="minimize", unit="features squared", needs=(FEATURES, BASELINE), vanilla=0.0
+    "drift",
+    direction="minimize",
+    unit="features squared",
+    needs=(FEATURES, BASELINE),
+    vanilla=0.0,
+    covariance_of=FEATURES,
 )
 def drift(inputs: MetricInputs) -> Estimate:
     """Frechet distance of the images' features to those of the baseline's images of the same
@@ -79,6 +93,7 @@ def drift(inputs: MetricInputs) -> Estimate:
     needs=(FEATURES, REFERENCE, BASELINE),
     vanilla=0.0,
     is_gain=True,
+    covariance_of=FEATURES,
 )
 def fid_gain(inputs: MetricInputs) -> Estimate:
     """fid minus the baseline's fid on the same captions, with the paired error."""

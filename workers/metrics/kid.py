@@ -8,14 +8,12 @@ deterministic, and its error comes from leaving out blocks of captions.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from workers.metrics.definition import FEATURES, REFERENCE
-from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes, with_left_out
+from workers.metrics.discrepancy import discrepancy, mean_within
+from workers.metrics.estimate import Estimate, MetricUnavailable
 from workers.metrics.metric import MetricInputs, register_metric
-
-_ROWS_PER_CHUNK = 2048
 
 
 def kernel_distance(
@@ -27,52 +25,26 @@ def kernel_distance(
     `within`: the reference's `mean_kernel`, if it is already computed.
 
     Raises:
-        MetricUnavailable: fewer than two blocks, fewer than two images outside of one, or a
-            reference of one image.
+        MetricUnavailable: see `discrepancy`.
     """
-    x, y = features.double(), reference.double()
-    counts = block_sizes(blocks)
-    n = x.shape[0]
-    size = counts.numel()
-    if n - int(counts.max()) < 2 or y.shape[0] < 2:
-        raise MetricUnavailable(
-            f"{n} images in {size} blocks and {y.shape[0]} real ones are too few for KID"
-        )
-    # sums over pairs of different images, by block
-    own = torch.zeros(size, size, dtype=torch.float64)
-    cross = torch.zeros(size, dtype=torch.float64)
-    for rows in torch.split(torch.arange(n), _ROWS_PER_CHUNK):
-        inner = _kernel(x[rows], x)
-        inner[torch.arange(rows.numel()), rows] = 0
-        by_block = torch.zeros(rows.numel(), size, dtype=torch.float64).index_add_(1, blocks, inner)
-        own.index_add_(0, blocks[rows], by_block)
-        cross.index_add_(0, blocks[rows], _kernel(x[rows], y).sum(1))
-    constant = mean_kernel(reference) if within is None else within
-    remaining = with_left_out(counts.double())
-    inside = own.sum() - torch.cat([own.new_zeros(1), 2 * own.sum(1) - own.diagonal()])
-    between = with_left_out(cross)
-    values = (
-        inside / (remaining * (remaining - 1)) + constant - 2 * between / (remaining * y.shape[0])
-    )
-    return Estimate.from_replicates(values, n)
+    return discrepancy(features, reference, blocks, _cubic, with_self=False, within=within)
 
 
 def mean_kernel(features: Tensor) -> float:
     """Mean kernel over all pairs of different rows [m, d]."""
-    y = features.double()
-    total = torch.stack([_kernel(part, y).sum() for part in torch.split(y, _ROWS_PER_CHUNK)]).sum()
-    diagonal = (y.square().sum(1) / y.shape[1] + 1).pow(3).sum()
-    return (total - diagonal).item() / (y.shape[0] * (y.shape[0] - 1))
+    return mean_within(features, _cubic, with_self=False)
 
 
-def _kernel(x: Tensor, y: Tensor) -> Tensor:
+def _cubic(x: Tensor, y: Tensor) -> Tensor:
     # the import takes seconds, and most processes compute no metric
     from torchmetrics.image.kid import poly_kernel
 
     return poly_kernel(x, y)
 
 
-@register_metric("kid", direction="minimize", unit="kernel", needs=(FEATURES, REFERENCE))
+@register_metric(
+    "kid", direction="minimize", unit="kernel", needs=(FEATURES, REFERENCE), unbiased=True
+)
 def _kid(inputs: MetricInputs) -> Estimate:
     """Kernel distance (unbiased squared MMD, cubic kernel) of the images' features to the real
     images'.

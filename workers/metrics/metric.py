@@ -125,7 +125,7 @@ class MetricInputs:
 
     # A row per image: caption_id, sample, `position` (of the caption in the sweep's list),
     # `features` [n, d], `score.<name>` [n], `emitted`, `passes` and `depth` (tokens after the
-    # first, target passes, mean drafted depth); `manifold` and `dinov2` [n, d] where such
+    # first, target passes, mean drafted depth); `manifold`, `dinov2` and so on [n, d] where such
     # extractors are given; `tokens` where a metric needs IMAGES.
     images: Rows = field(default_factory=lambda: Rows.merge([]))
     config: DecodingConfig = field(default_factory=DecodingConfig)  # config of the trial
@@ -192,6 +192,8 @@ class ComputedMetric(Metric):
     """
 
     compute: Callable[[MetricInputs], Estimate]
+    # The column of features whose covariance it needs, and so more images than features; "": none.
+    covariance_of: str = ""
 
 
 AtBatch = Callable[[MetricInputs, int], Estimate]
@@ -252,6 +254,8 @@ def register_metric(
     vanilla: float | None = None,
     at_batch: AtBatch | None = None,
     is_gain: bool = False,
+    unbiased: bool = False,
+    covariance_of: str = "",
 ) -> Callable[[Compute], Compute]:
     """Decorator that adds a metric; its `about` is the first paragraph of the function's docstring.
 
@@ -263,6 +267,8 @@ def register_metric(
         vanilla: vanilla's value, where the definition fixes it.
         at_batch: computes the metric at a batch size; None: it does not depend on one.
         is_gain: whether it is a value of the images minus vanilla's (see `Metric.is_gain`).
+        unbiased: whether its mean does not depend on the number of images (see `Metric.unbiased`).
+        covariance_of: the column of features whose covariance it needs, if any.
 
     Raises:
         ConfigError: another module has registered the name.
@@ -279,6 +285,8 @@ def register_metric(
             compute=compute,
             vanilla=vanilla,
             is_gain=is_gain,
+            unbiased=unbiased,
+            covariance_of=covariance_of,
         )
         METRICS.add(name, metric, module=compute.__module__)
         if at_batch is not None:

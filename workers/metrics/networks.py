@@ -4,7 +4,7 @@ scores.
 A network is one module that calls `register_extractor` or `register_score`, in this package or in a
 plugin. The user gives its weights under `metrics` of a models.yaml entry. An extractor of the role
 "features" replaces the built-in one (`features.py`) in every metric; one of the role "manifold"
-only in precision and recall. One of the role "dinov2" is read by metrics of its own.
+only in precision and recall. One whose role is its own key is read by metrics of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,6 @@ from workers.models.weights import KeyMapping, load_weights, skip_init, source_n
 from workers.scenes.captions import parse
 
 M = TypeVar("M", bound=nn.Module)
-Role = Literal["features", "manifold", "dinov2"]
 
 
 class Extractor(nn.Module):
@@ -62,9 +61,10 @@ class ExtractorFactory:
     """Loads an extractor; `register_extractor` explains the fields."""
 
     key: str
-    role: Role
+    role: str
     architecture: str
     load: Callable[[Path], Extractor]
+    file: str = ""
 
     def load_from(self, path: Path, device: torch.device) -> Extractor:
         """The extractor of a weight file; on the meta device only its sizes and identity. Raises
@@ -82,22 +82,24 @@ EXTRACTORS: Registry[ExtractorFactory] = Registry("feature extractor", "workers.
 
 
 def register_extractor(
-    key: str, *, role: Role, architecture: str, load: Callable[[Path], Extractor]
+    key: str, *, role: str, architecture: str, load: Callable[[Path], Extractor], file: str = ""
 ) -> None:
     """Make an extractor known under the key of its weights; the stored column is `features.<key>`.
 
     Args:
         key: key of the weights under `metrics` of a models.yaml entry.
-        role: the metrics that read the features (see the module).
+        role: the metrics that read the features: "features", "manifold", or the key (see the
+            module).
         architecture: name of architecture and preprocessing; the identity is this name and the hash
             of the weights.
         load: makes the extractor from the path of its weights; raises WeightsError, which names the
             file.
+        file: what the weights are, such as "folder of DINOv2"; for messages.
 
     Raises:
         ConfigError: another module has registered the key.
     """
-    factory = ExtractorFactory(key=key, role=role, architecture=architecture, load=load)
+    factory = ExtractorFactory(key=key, role=role, architecture=architecture, load=load, file=file)
     EXTRACTORS.add(key, factory, module=getattr(load, "func", load).__module__)
 
 

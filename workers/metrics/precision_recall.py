@@ -139,7 +139,9 @@ def _features(inputs: MetricInputs) -> tuple[Tensor, ReferenceFeatures]:
     return inputs.column(column), inputs.reference(column)
 
 
-@register_metric("precision", direction="maximize", unit="share", needs=(FEATURES, REFERENCE))
+@register_metric(
+    "precision", direction="maximize", unit="share", needs=(FEATURES, REFERENCE), unbiased=True
+)
 def _precision(inputs: MetricInputs) -> Estimate:
     """Share of images whose features are inside the real images' manifold (k = 3 nearest
     neighbours).

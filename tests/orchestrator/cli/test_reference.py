@@ -21,8 +21,9 @@ from orchestrator.errors import CommandError
 from tests.fakes.png_files import broken_chunk_type
 from workers.data.reference import read_reference
 from workers.metrics.features import load_features
-from workers.metrics.networks import EXTRACTORS, Extractor, ExtractorFactory, Role
+from workers.metrics.networks import EXTRACTORS, Extractor, ExtractorFactory
 from workers.models.checkpoint_files import content_hash
+from workers.models.families.scenes import BUILTIN
 
 
 @pytest.fixture(scope="module")
@@ -107,10 +108,10 @@ def test_extractors_of_the_users_files(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`--inception` and `--vgg` load those files; one result has the features of both."""
+    """Those of an entry of a models.yaml; one result has the features of both."""
     loaded: list[tuple[str, str]] = []
 
-    def entry(key: str, role: Role) -> ExtractorFactory:
+    def entry(key: str, role: str) -> ExtractorFactory:
         def load(path: Path) -> Colours:
             loaded.append((key, path.name))
             return Colours()
@@ -123,11 +124,14 @@ def test_extractors_of_the_users_files(
     files = [tmp_path / "a.pth", tmp_path / "b.pth"]
     for file in files:
         file.touch()
+    metrics = {"inception": str(files[0]), "vgg": str(files[1])}
+    models = tmp_path / "models.yaml"
+    models.write_text(
+        json.dumps({"mine": {"family": "scenes", "folder": str(BUILTIN), "metrics": metrics}})
+    )
     options = (
-        "--inception",
-        str(files[0]),
-        "--vgg",
-        str(files[1]),
+        "--models",
+        str(models),
         "--out",
         str(out),
         "--device",
@@ -180,13 +184,9 @@ def test_progress_on_a_terminal(
         (("PHOTOS", "--count", "64"), 2, "more than 64"),
         (("PHOTOS", "--device", "gpu"), 2, "--device gpu"),
         (("PHOTOS", "--models", "nowhere"), 2, "nowhere: no such file or folder"),
-        (("PHOTOS", "--inception", "nowhere.pth"), 1, r"nowhere\.pth: no such file"),
-        (
-            ("PHOTOS", "--inception", "PHOTOS/0.png"),
-            1,
-            r"0\.png: the ending '\.png' is not supported",
-        ),
-        (("PHOTOS", "--inception", "a.pth", "--inception-tf", "a.pth"), 1, "exclude each other"),
+        (("PHOTOS", "--models", "MODELS#missing"), 1, r"nowhere\.pth: no such file"),
+        (("PHOTOS", "--models", "MODELS#picture"), 1, r"the ending '\.png' is not supported"),
+        (("PHOTOS", "--models", "MODELS#both"), 1, "exclude each other"),
         (("scenes",), 2, "set count"),
         (
             ("PHOTOS", "--out", "nope://KEYID:hunter22@host/a.parquet"),
@@ -209,11 +209,31 @@ def test_wrong_usage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    places = {"PHOTOS": str(photos), "MODELS": str(wrong_models(photos))}
+    words = list(arguments)
+    for name, place in places.items():
+        words = [word.replace(name, place) for word in words]
     with pytest.raises(CommandError, match=message) as raised:
-        run(*(word.replace("PHOTOS", str(photos)) for word in arguments))
+        run(*words)
     assert raised.value.code == code
     assert "hunter22" not in str(raised.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def wrong_models(photos: Path) -> Path:
+    """A models.yaml whose entries name networks that cannot be used."""
+    files = {
+        "missing": {"inception": "nowhere.pth"},
+        "picture": {"inception": str(photos / "0.png")},
+        "both": {"inception": "a.pth", "inception_tf": "a.pth"},
+    }
+    entries = {
+        name: {"family": "scenes", "folder": str(BUILTIN), "metrics": metrics}
+        for name, metrics in files.items()
+    }
+    path = photos.parent / "wrong.yaml"
+    path.write_text(json.dumps(entries))
+    return path
 
 
 def test_an_interrupt_leaves_no_file(

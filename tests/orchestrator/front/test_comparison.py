@@ -178,7 +178,13 @@ def test_distances_at_other_numbers_of_images_are_refused() -> None:
         "fid_debiased": ["features", "reference"],
         "kid": ["features", "reference"],
     }.items():
-        metrics[name] = {"direction": "minimize", "unit": "", "about": "", "needs": needs}
+        metrics[name] = {
+            "direction": "minimize",
+            "unit": "",
+            "about": "",
+            "needs": needs,
+            "unbiased": True,
+        }
     pair = [
         identity("one", samples=1, metrics=metrics),
         identity("two", samples=2, metrics=metrics),

@@ -24,6 +24,7 @@ from workers.metrics.estimate import BLOCKS
 from workers.metrics.kid import kernel_distance
 from workers.metrics.pixels import squares
 from workers.models.checkpoint_files import WeightsError
+from workers.models.families.scenes import BUILTIN
 from workers.scenes.images import render, sample_attributes
 
 WIDTH, COUNT, REAL = 16, 48, 96
@@ -121,8 +122,15 @@ class Given(torch.nn.Module):
 
 def test_reference_files_hold_its_features(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "real.parquet"
+    models = tmp_path / "models.yaml"
+    entry = {
+        "family": "scenes",
+        "folder": str(BUILTIN),
+        "metrics": {"dinov2": str(folder)},
+    }
+    models.write_text(json.dumps({"tiny": entry}))
     result = specfrontier(
-        "reference", "scenes", "--count", "70", "--dinov2", str(folder), "--out", str(out)
+        "reference", "scenes", "--count", "70", "--models", f"{models}#tiny", "--out", str(out)
     )
     assert result.code == 0, result.err
     stored = read_reference(out, extractors=())

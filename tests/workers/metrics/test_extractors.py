@@ -162,6 +162,8 @@ def test_keys_are_checked() -> None:
         "image_reward",
         "aesthetic",
         "dinov2",
+        "efficientnet",
+        "clip_l336",
     }
     assert keys == set(weight_keys())
     assert set(weight_keys(["fid", "aesthetic"])) == keys - {"clip", "hpsv2", "image_reward"}

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torchmetrics.image.kid import KernelInceptionDistance, poly_mmd
 
-from workers.metrics import kid
+from workers.metrics import discrepancy
 from workers.metrics.estimate import MetricUnavailable, jackknife_error
 from workers.metrics.kid import kernel_distance, mean_kernel
 
@@ -42,7 +42,7 @@ def test_blocks_equal_leaving_them_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert whole.error == pytest.approx(
         jackknife_error(torch.tensor(less, dtype=torch.float64)).item(), rel=1e-6
     )
-    monkeypatch.setattr(kid, "_ROWS_PER_CHUNK", 7)
+    monkeypatch.setattr(discrepancy, "_ROWS_PER_CHUNK", 7)
     chunked = kernel_distance(x, y, GROUPS, within=mean_kernel(y))
     assert (chunked.value, chunked.error) == pytest.approx((whole.value, whole.error), rel=1e-9)
 

@@ -22,7 +22,7 @@ from workers.metrics.definition import (
 from workers.metrics.estimate import BLOCKS, Estimate, MetricUnavailable, block_mean, ratio_estimate
 from workers.metrics.features import load_features
 from workers.metrics.metric import METRICS, MetricInputs, ReferenceFeatures, Rows
-from workers.metrics.networks import SCORERS
+from workers.metrics.networks import EXTRACTORS, SCORERS
 from workers.metrics.registry import compute_metrics, select_metrics, uses_timings
 
 EXPECTED = {
@@ -56,7 +56,7 @@ def test_every_metric_is_registered_with_its_description() -> None:
         assert metric.needs
     columns = {f"score.{name}" for name in SCORERS.all()} | {
         "features",
-        "dinov2",
+        *EXTRACTORS,
         "emitted",
         "passes",
         "depth",
