@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from sklearn.datasets import load_sample_images  # type: ignore[import-untyped]
 from torch import Tensor
 
 from workers.loading import packages
-from workers.metrics.efficientnet import load_efficientnet
+from workers.metrics.efficientnet import EfficientNetFeatures, load_efficientnet
 from workers.metrics.estimate import BLOCKS
 from workers.metrics.frechet import Gaussian, distance_to_reference
 from workers.metrics.kid import kernel_distance
@@ -51,6 +52,18 @@ def test_two_photos_are_named_rightly(weights: dict[str, Tensor]) -> None:
         assert features.shape == (1, 1280)
         logits = features @ weights["_fc.weight"].T + weights["_fc.bias"]
         assert int(logits.argmax()) == CLASSES[Path(name).name]
+
+
+def test_uneven_padding_is_below_and_to_the_right() -> None:
+    """As in TensorFlow, where the weights are from."""
+    network = EfficientNetFeatures(stages=((1, 5, 2, 1, 4),), stem=4, width=6)
+    x = torch.randn(1, 3, 8, 10, generator=torch.Generator().manual_seed(2))
+    stem = network._conv_stem
+    assert torch.equal(stem(x), F.conv2d(F.pad(x, (0, 1, 0, 1)), stem.weight, stride=2))
+    depthwise = network._blocks[0]._depthwise_conv
+    half = stem(x)  # 4 x 5
+    expected = F.conv2d(F.pad(half, (2, 2, 1, 2)), depthwise.weight, stride=2, groups=4)
+    assert torch.equal(depthwise(half), expected)
 
 
 def test_other_files_are_refused_by_name(weights: dict[str, Tensor], tmp_path: Path) -> None:
