@@ -6,12 +6,13 @@ The test that names photos shows that weights, padding and preprocessing belong 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_sample_images  # type: ignore[import-untyped]
-from torch import Tensor
+from torch import Tensor, nn
 
 from workers.loading import packages
 from workers.metrics.efficientnet import EfficientNetFeatures, load_efficientnet
@@ -60,7 +61,7 @@ def test_uneven_padding_is_below_and_to_the_right() -> None:
     x = torch.randn(1, 3, 8, 10, generator=torch.Generator().manual_seed(2))
     stem = network._conv_stem
     assert torch.equal(stem(x), F.conv2d(F.pad(x, (0, 1, 0, 1)), stem.weight, stride=2))
-    depthwise = network._blocks[0]._depthwise_conv
+    depthwise = cast(nn.Conv2d, network._blocks[0]._depthwise_conv)
     half = stem(x)  # 4 x 5
     expected = F.conv2d(F.pad(half, (2, 2, 1, 2)), depthwise.weight, stride=2, groups=4)
     assert torch.equal(depthwise(half), expected)
