@@ -30,6 +30,8 @@ class DrafterChoice(Params):
     # chains of several lengths (see `workers.replay.windows`). Replay cannot describe other
     # drafters without weights, nor windows that branch.
     keeps_window: ClassVar[bool] = False
+    # Whether its probs at a level do not depend on the tokens of the levels before it.
+    has_independent_levels: ClassVar[bool] = False
     # Whether it can draft after tokens that no pass has verified (see `CachedDrafter.look_ahead`).
     goes_on_unverified: ClassVar[bool] = False
 
@@ -63,6 +65,13 @@ class DrafterChoice(Params):
 
     def check_tree(self, policy: TreePolicy) -> None:
         """Raise ConfigError, with the key in a config, if the drafter cannot serve the policy."""
+        if policy.needs_independent_levels and not self.has_independent_levels:
+            able = ", ".join(kind for kind, one in DRAFTERS.items() if one.has_independent_levels)
+            problem = (
+                f"{policy.kind!r} is for drafters whose levels do not depend on each other; choose "
+                f"one of {able}, or the tree 'dynamic'"
+            )
+            raise ConfigError(("tree", "policy"), problem)
 
 
 DRAFTERS: Registry[type[DrafterChoice]] = Registry("drafter", "workers.drafters")
@@ -116,6 +125,7 @@ class Medusa(DrafterChoice):
     summary: ClassVar[str] = "heads on the target's last feature, one for each level"
     paper: ClassVar[str] = "Medusa (arXiv:2401.10774)"
     implementation: ClassVar[str] = "workers.drafters.medusa:MedusaDrafter"
+    has_independent_levels: ClassVar[bool] = True
 
 
 @DRAFTERS.register

@@ -7,14 +7,9 @@ loop. The root is the last emitted token. It is not a drafted node and is not co
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib.resources import files
 from itertools import product
-from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from search_spaces.params import (
@@ -28,6 +23,7 @@ from search_spaces.params import (
     class_errors,
 )
 from search_spaces.plugins import Registry
+from search_spaces.static_trees import NAMED_TREES, Paths, StaticTree, custom_tree
 
 # Larger trees have no use, because an image has a few thousand tokens, and take hours to build.
 _MOST_NODES = 4096
@@ -36,90 +32,6 @@ _WIDTHS = Range(1, 256)
 _NODES = Range(1, _MOST_NODES)
 
 Children = Literal["sampled", "top"]
-Paths = tuple[tuple[int, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StaticTree:
-    """A fixed draft tree of N nodes in level order: parents before children, siblings together and
-    by rank.
-    """
-
-    parents: tuple[int, ...]  # [N] node of the parent, -1 for the root
-    depth: tuple[int, ...]  # [N] 1-based level
-    rank: tuple[int, ...]  # [N] order among siblings, from 0
-    levels: tuple[tuple[int, ...], ...]  # [L] nodes of each level
-    paths: Paths  # [N] sibling ranks from root to node
-
-    @classmethod
-    def from_paths(cls, paths: Iterable[Sequence[int]]) -> StaticTree:
-        """The tree whose nodes are `paths`, in any order. Raises ValueError, with the path, if they
-        do not make a tree.
-        """
-        ordered = sorted((tuple(path) for path in paths), key=lambda path: (len(path), path))
-        _check_paths(ordered)
-        index_of = {path: index for index, path in enumerate(ordered)}
-        parents = tuple(index_of.get(path[:-1], -1) for path in ordered)
-        depth = tuple(len(path) for path in ordered)
-        return cls(
-            parents=parents,
-            depth=depth,
-            rank=tuple(path[-1] for path in ordered),
-            levels=tuple(
-                tuple(node for node, own in enumerate(depth) if own == level)
-                for level in range(1, depth[-1] + 1)
-            ),
-            paths=tuple(ordered),
-        )
-
-    @property
-    def max_width(self) -> int:
-        """The most children that the root or a node has."""
-        return max(self.rank) + 1
-
-
-def _check_paths(ordered: list[tuple[int, ...]]) -> None:
-    """Raises ValueError if the paths, which are in level order, are not a tree."""
-    if not ordered:
-        raise ValueError("the tree has no nodes; list at least the path [0]")
-    seen: set[tuple[int, ...]] = set()
-    for path in ordered:
-        if not path:
-            raise ValueError("a path is empty; the root itself is not listed")
-        if min(path) < 0:
-            raise ValueError(f"node {list(path)} has a negative sibling rank; ranks count from 0")
-        if path in seen:
-            raise ValueError(f"node {list(path)} is listed twice")
-        if len(path) > 1 and path[:-1] not in seen:
-            raise ValueError(
-                f"node {list(path)} is an orphan: its parent {list(path[:-1])} is not in the tree; "
-                "add it"
-            )
-        before = (*path[:-1], path[-1] - 1)
-        if path[-1] > 0 and before not in seen:
-            raise ValueError(
-                f"node {list(path)} skips a rank: its sibling {list(before)} is not in the tree; "
-                "add it"
-            )
-        seen.add(path)
-
-
-def _named_trees() -> Mapping[str, StaticTree]:
-    """The published trees. In the file a node is a word of digits, one sibling rank per level."""
-    data = json.loads(files("search_spaces").joinpath("static_trees.json").read_text("utf-8"))
-    return MappingProxyType(
-        {
-            name: StaticTree.from_paths(
-                tuple(int(rank) for rank in word)
-                for level in tree["levels"]
-                for word in level.split()
-            )
-            for name, tree in data.items()
-        }
-    )
-
-
-NAMED_TREES = _named_trees()
 
 
 class TreeBounds(NamedTuple):
@@ -151,6 +63,8 @@ class TreePolicy(Params, ABC):
     __slots__ = ()
     # "module:Class" of a `workers.decoding.drafting.Drafting`; imported when it is needed.
     implementation: ClassVar[str]
+    # Whether the drafter's probs at a level must not depend on the tokens of the levels before it.
+    needs_independent_levels: ClassVar[bool] = False
     # Whether the tree's size, and with it the cost of a step, depends on what was accepted before.
     adapts_to_rule: ClassVar[bool] = False
     # "module:Class" of the `workers.decoding.adjacency.SizeMap` that decides on the size of such a
@@ -231,7 +145,7 @@ class Chain(TreePolicy):
     @property
     def fixed(self) -> FixedShape:
         paths = tuple((0,) * level for level in range(1, self.length + 1))
-        return FixedShape(_custom_tree(paths), self.children == "sampled")
+        return FixedShape(custom_tree(paths), self.children == "sampled")
 
 
 @POLICIES.register
@@ -278,7 +192,7 @@ class Static(TreePolicy):
     @property
     def fixed(self) -> FixedShape:
         if self.paths is not None:
-            tree = _custom_tree(self.paths)
+            tree = custom_tree(self.paths)
         else:
             tree = NAMED_TREES[self.name or ""]
         return FixedShape(tree, self.children == "sampled")
@@ -326,7 +240,7 @@ class Branching(TreePolicy):
         levels = range(1, self.depth + 1)
         bushy = tuple(path for level in levels for path in product(range(self.width), repeat=level))
         chain = tuple((0,) * level for level in range(self.depth + 1, self.length + 1))
-        return FixedShape(_custom_tree(bushy + chain), sampled=True)
+        return FixedShape(custom_tree(bushy + chain), sampled=True)
 
 
 @POLICIES.register
@@ -364,6 +278,33 @@ class Dynamic(TreePolicy):
     @property
     def sizes(self) -> tuple[TreeSize, ...]:
         return (TreeSize(self.depth, self.width, self.nodes),)
+
+
+@POLICIES.register
+@dataclass(frozen=True, slots=True)
+class BestFirst(TreePolicy):
+    """DDTree: the `nodes` most confident nodes of all, for drafters whose levels do not depend on
+    each other. Children are the drafter's top tokens, never sampled.
+
+    It is the tree of `Dynamic` with a width of `nodes`, and no node is expanded.
+    """
+
+    kind: ClassVar[str] = "best_first"
+    short: ClassVar[str] = "best"
+    summary: ClassVar[str] = "a tree of the {nodes} likeliest drafts"
+    paper: ClassVar[str] = "DDTree (arXiv:2604.12989)"
+    implementation: ClassVar[str] = "workers.decoding.best_first:BestFirstTree"
+    needs_independent_levels: ClassVar[bool] = True
+    depth: Annotated[int, "drafted levels, at most", _LEVELS, Symbol("d")]
+    nodes: Annotated[int, "drafted nodes; the root is not counted", _WIDTHS, Symbol("n")]
+
+    @property
+    def bounds(self) -> TreeBounds:
+        return TreeBounds(min(self.depth, self.nodes), self.nodes, self.nodes)
+
+    @property
+    def sizes(self) -> tuple[TreeSize, ...]:
+        return (TreeSize(self.bounds.depth, self.nodes, self.nodes),)
 
 
 @POLICIES.register
@@ -474,8 +415,3 @@ class Adjacency(TreePolicy):
         depth = self.depth_range[1]
         usual = Dynamic(depth, self.width_range[1], self.nodes)
         return usual, Dynamic(depth, min(self.widest, codebook_size), self.nodes)
-
-
-@lru_cache(maxsize=256)
-def _custom_tree(paths: Paths) -> StaticTree:
-    return StaticTree.from_paths(paths)

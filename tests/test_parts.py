@@ -157,7 +157,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from search_spaces.params import Range
-from search_spaces.trees import POLICIES, FixedShape, StaticTree, TreeBounds, TreePolicy
+from search_spaces.static_trees import StaticTree
+from search_spaces.trees import POLICIES, FixedShape, TreeBounds, TreePolicy
 
 
 @POLICIES.register

@@ -28,7 +28,7 @@ from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import Additive, NeighbourTables
 from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import Constant
-from search_spaces.trees import NAMED_TREES
+from search_spaces.static_trees import NAMED_TREES
 from search_spaces.trial import Sampling
 from workers.decoding.accept import Acceptor
 from workers.decoding.kernels import FusedRule, accept_tree, random_bits

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.pictures.cells import mark_test, swatch
 from benchmarks.pictures.runs import Pass, colours, record
 from benchmarks.pictures.svg import WIDTH, Picture
-from search_spaces.trees import NAMED_TREES
+from search_spaces.static_trees import NAMED_TREES
 from workers.loading.models import Models
 
 _NAME = "small_7"  # of the quick start

@@ -336,8 +336,8 @@ BROKEN = [
     (
         "drafter: eagle\ntree: {policy: chain, depth: {low: 2, high: 3}}",
         (
-            "f:3: space.tree.depth: not a key of policy 'chain' but of 'branching', 'dynamic'; "
-            "known keys: policy, length, children"
+            "f:3: space.tree.depth: not a key of policy 'chain' but of 'branching', 'dynamic', "
+            "'best_first'; known keys: policy, length, children"
         ),
     ),
     (
@@ -455,7 +455,7 @@ BROKEN = [
         "drafter: eagle",
         (
             "f:1: space.tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, "
-            "branching, dynamic, adjacency, window"
+            "branching, dynamic, best_first, adjacency, window"
         ),
     ),
     (

@@ -48,6 +48,7 @@ KEYS = {
     "speculative_block": ("17e4016451f59fc0", "8c58fddce393aef5"),
     "eagle1_traversal": ("7e7b48cd8e1d4f62", "eb2f8556d3a96d82"),
     "medusa": ("4f148ab075f02ba1", "e1476d832f8f10d9"),
+    "medusa_best_first": ("9ed7fe2fe0ee2eb4", "4b217d112a00219b"),
     "typical": ("26d8aa7f5f98bbe5", "9608a588b065b5e1"),
     "fsd": ("f8a8938bb992a143", "d3cc12b806e3d0ff"),
     "eagle2": ("24ea549951cdde5e", "b04488239654484e"),

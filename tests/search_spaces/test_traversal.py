@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.rules.traversal import TraversalVerification
-from search_spaces.trees import StaticTree
+from search_spaces.static_trees import StaticTree
 from search_spaces.verification import BlockVerification, ChainTests, Stops, TreeTests
 from tests.oracles import traversal
 from tests.oracles.rounds import (

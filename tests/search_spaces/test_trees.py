@@ -8,16 +8,8 @@ import pytest
 
 from search_spaces.params import ConfigError
 from search_spaces.presets import PRESETS
-from search_spaces.trees import (
-    NAMED_TREES,
-    Adjacency,
-    Branching,
-    Chain,
-    Dynamic,
-    NoTree,
-    Static,
-    StaticTree,
-)
+from search_spaces.static_trees import NAMED_TREES, StaticTree
+from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static
 
 COUNTS = {
     "eagle1_26": ([4, 8, 8, 3, 2], 4, 15),

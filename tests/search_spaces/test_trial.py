@@ -236,7 +236,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"drafter": "eagle"},
         (
             "tree.policy: drafter 'eagle' needs a tree; choose one of chain, static, branching, "
-            "dynamic, adjacency, window"
+            "dynamic, best_first, adjacency, window"
         ),
     ),
     (
@@ -375,6 +375,24 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
             "acceptance.verification: 'block' is exact only if no pass reuses the numbers of "
             "drafts; set drafter.redraw to fresh"
         ),
+    ),
+    (
+        {"drafter": "eagle", "tree": {"policy": "best_first", "depth": 4, "nodes": 20}},
+        (
+            "tree.policy: 'best_first' is for drafters whose levels do not depend on each other; "
+            "choose one of medusa, or the tree 'dynamic'"
+        ),
+    ),
+    (
+        {"drafter": "jacobi", "tree": {"policy": "best_first", "depth": 4, "nodes": 20}},
+        (
+            "tree.policy: drafter 'jacobi' keeps a window: use a fixed tree, such as 'chain', not "
+            "'best_first'"
+        ),
+    ),
+    (
+        {"drafter": "medusa", "tree": {"policy": "best_first", "depth": 4, "nodes": 0}},
+        "tree.nodes: must be in [1, 256], got 0",
     ),
     (
         {**EAGLE2, "acceptance": {"verification": "traversal"}},
@@ -662,7 +680,7 @@ def test_what_a_step_costs_changes_its_shape(first: DecodingConfig, second: Deco
 
 
 def test_presets_carry_the_papers_names() -> None:
-    wanted = """vanilla speculative medusa typical fsd eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
+    wanted = """vanilla speculative medusa medusa_best_first typical fsd eagle1 eagle1_58 eagle2 lantern lantern_jsd lantern_cosine lantern_random
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
         adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block eagle1_traversal sjd sjd_block sjd_sv gsd
         scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal sjd_pac eagle_window

@@ -122,14 +122,16 @@ class DynamicTree(TreeDrafting):
         """Keep the best of the candidates [B, C], in creation order. Candidates come in families of
         `width` siblings, family f below the candidate expanded_ids[:, f].
         """
-        nodes = min(self.max_nodes, scores.shape[1])
-        order = (
-            scores.sort(dim=1, descending=True, stable=True).indices[:, :nodes].sort(dim=1).values
-        )
+        order = self._most_confident(scores)
         family = order // width
         parents = expanded_ids.gather(1, family)
         depth_of_node = (family + (2 * width - 1)) // width
         return self._assemble((tokens, scores), order, parents, depth_of_node, levels, depth, width)
+
+    def _most_confident(self, scores: Tensor) -> Tensor:
+        """The indices [B, N] of the tree's nodes among the candidates [B, C], in creation order."""
+        best = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.max_nodes]
+        return best.sort(dim=1).values
 
     @staticmethod
     def _assemble(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from search_spaces.trees import StaticTree
+from search_spaces.static_trees import StaticTree
 from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
 from workers.decoding.drafter import Drafter

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.drafters import Jacobi
-from search_spaces.trees import StaticTree
+from search_spaces.static_trees import StaticTree
 from search_spaces.trial import DecodingConfig
 from workers.decoding import rng
 from workers.decoding.accept import AcceptResult

@@ -43,7 +43,16 @@ from search_spaces.rules.row import RowModulation
 from search_spaces.rules.traversal import TraversalVerification
 from search_spaces.schedules import Constant, Exponential
 from search_spaces.temperatures import CONSTANT_TEMPERATURE, EntropyTemperature
-from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
+from search_spaces.trees import (
+    Adjacency,
+    BestFirst,
+    Branching,
+    Chain,
+    Dynamic,
+    NoTree,
+    Static,
+    TreePolicy,
+)
 from search_spaces.trial import DecodingConfig, Sampling
 from search_spaces.verification import (
     BlockVerification,
@@ -108,6 +117,7 @@ FAMILIES: dict[str, tuple[DrafterChoice, TreePolicy, AcceptanceRule]] = {
     "taps, chain": (Eagle3(), Chain(4), LANTERN),
     "taps, dynamic": (Eagle3(), Dynamic(depth=4, width=4, nodes=12), EXACT),
     "dynamic": (Eagle(), Dynamic(depth=4, width=4, nodes=12), LANTERN),
+    "best first": (Medusa(), BestFirst(depth=4, nodes=12), LANTERN),
     "chain, skipping": (Eagle(), Chain(2), SIMILAR),
     "static, skipping": (Eagle(), Static(name="eagle1_26"), SIMILAR),
     "dynamic, skipping": (Eagle(), Dynamic(depth=3, width=3, nodes=8), UNIFORM),

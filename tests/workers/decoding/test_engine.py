@@ -34,6 +34,7 @@ LOSSLESS = [
     "speculative",
     "speculative_block",
     "medusa",
+    "medusa_best_first",
     "eagle1",
     "eagle1_58",
     "eagle1_traversal",
@@ -69,6 +70,8 @@ def fitted(config: DecodingConfig, sampling: Sampling | None = None) -> Decoding
         tree["length"] = min(tree["length"], 10)
     if tree.get("policy") == "dynamic":
         tree["width"] = min(tree["width"], 6)
+    if tree.get("policy") == "best_first":
+        tree["nodes"] = min(tree["nodes"], 20)
     if tree.get("policy") == "adjacency":
         tree.update(width_range=[2, 6], start_width=4, nodes=20)
     parts = {"acceptance": acceptance, "tree": tree, "drafter": drafter}

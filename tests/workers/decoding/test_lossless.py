@@ -35,13 +35,23 @@ from search_spaces.drafters import (
     Medusa,
     NoDrafter,
     Rows,
+    Vertical,
     Window,
 )  # fmt: skip
 from search_spaces.rules.traversal import TraversalVerification
 from search_spaces.schedules import Constant
 from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trees import POLICIES as TREES
-from search_spaces.trees import Adjacency, Branching, Chain, Dynamic, NoTree, Static, TreePolicy
+from search_spaces.trees import (
+    Adjacency,
+    BestFirst,
+    Branching,
+    Chain,
+    Dynamic,
+    NoTree,
+    Static,
+    TreePolicy,
+)
 from search_spaces.trial import DecodingConfig, Sampling
 from search_spaces.verification import BlockVerification, JointVerification
 from tests.fakes.toys import BASE, toy_drafter, toy_target
@@ -104,6 +114,8 @@ CASES: dict[str, tuple[DrafterChoice, TreePolicy, Sampling, int, int]] = {
     },
     **{f"medusa, {name}": (Medusa(), policy, FILTERED, 4, 5) for name, policy in POLICIES.items()},
     **{f"adjacency, {name}": (Eagle(), adjacency(name), PLAIN, 3, 6) for name in STARTS},
+    "medusa, best first": (Medusa(), BestFirst(depth=3, nodes=7), FILTERED, 4, 5),
+    "medusa, best first, plain": (Medusa(), BestFirst(depth=2, nodes=5), PLAIN, 3, 5),
     "eagle, six codes": (Eagle(), Static(paths=((0,), (1,), (0, 0))), PLAIN, 6, 3),
     "more children than codes": (Eagle(), Static(paths=SURPLUS), Sampling(top_k=2), 6, 4),
     "vanilla, entropy": (NoDrafter(), NoTree(), ENTROPY, 4, 5),
@@ -338,7 +350,7 @@ def test_what_is_called_lossless_is_tested_here() -> None:
         {kind for kind, part in parts.items() if part.__module__.startswith("search_spaces.")}
         for parts in (DRAFTERS, TREES)
     ]
-    in_raster_order = kinds[0] - {Rows.kind, JacobiRows.kind}
+    in_raster_order = kinds[0] - {Rows.kind, JacobiRows.kind, Vertical.kind}
     assert {drafter.kind for drafter, *_ in CASES.values()} | {Independent.kind} == in_raster_order
     assert {policy.kind for _, policy, *_ in CASES.values()} == kinds[1]
     for drafter, policy, sampling, *_ in CASES.values():
