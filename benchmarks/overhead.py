@@ -33,6 +33,7 @@ from workers.drafters.eagle import EagleDrafter
 from workers.drafters.eagle3 import Eagle3Drafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter
+from workers.drafters.vertical import VerticalHead
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 
@@ -116,6 +117,8 @@ def networks(models: Models, config: DecodingConfig) -> list[nn.Module]:
             *heads.residuals[:levels],
             *([] if heads.heads is None else heads.heads[:levels]),
         ]
+    elif isinstance(drafter, VerticalHead):
+        watched += [drafter.body, drafter.branch, drafter.below, drafter.gate]
     return watched
 
 

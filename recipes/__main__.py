@@ -1,7 +1,7 @@
 """Trains components of a model as the shipped ones were trained, each into one weight file in a
 folder.
 
-    python -m recipes tokenizer target eagle eagle3 medusa independent --out runs/scenes
+    python -m recipes tokenizer target eagle eagle3 medusa independent vertical --out runs/scenes
     python -m recipes all --data photos --out runs/photos
 
 Components need each other: a target needs its tokenizer, a drafter its target. They are trained in

@@ -23,9 +23,12 @@ from recipes.tokenizer import tokenize_scenes
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter
+from workers.drafters.vertical import VerticalHead
 from workers.loading.models_yaml import load_folder
 from workers.models.families.scenes import BUILTIN
+from workers.models.own_files import read_module
 from workers.models.target import Target
+from workers.models.vertical import build_vertical
 from workers.models.vq import VQModel
 from workers.training.drafters import SCALES, combine, evaluate_drafter, suffix_of, target_logits
 from workers.training.examples import Examples
@@ -78,6 +81,11 @@ def held_out_figures(
                 )
             case MedusaDrafter():
                 figures[kind] = evaluate_drafter(target, drafter.heads, data)
+            case VerticalHead():
+                branch, _ = read_module(
+                    folder / f"{kind}.safetensors", "a vertical head", build_vertical
+                )
+                figures[kind] = evaluate_drafter(target, branch, data)
             case IndependentDrafter():
                 own = Target(kind, drafter.decoder, drafter.conditioner, None, target.sampling)
                 figures[kind] = evaluate_drafter(target, own, data)

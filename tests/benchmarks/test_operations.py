@@ -25,6 +25,7 @@ from search_spaces.drafters import Window
 from search_spaces.presets import CATALOGUE
 from search_spaces.trees import Adjacency, Dynamic
 from tests.fakes.toys import code_path
+from workers.drafters.vertical import VerticalHead
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 from workers.models.transformer import Transformer
@@ -51,6 +52,8 @@ def models() -> Models:
             module.config = replace(module.config, n_layers=1)
     for drafter in models.drafters.values():
         drafter.taps = (0,) * len(drafter.taps)
+        if isinstance(drafter, VerticalHead):
+            drafter.start = 1
     return on_meta(models)
 
 

@@ -287,12 +287,20 @@ def test_every_component_trains_on_a_users_folder(
     data, out = tmp_path / "images", tmp_path / "model"
     data.mkdir()
     write(data)
-    for component in ("tokenizer", "target", "eagle", "eagle3", "medusa", "independent"):
+    for component in (
+        "tokenizer",
+        "target",
+        "eagle",
+        "eagle3",
+        "medusa",
+        "independent",
+        "vertical",
+    ):
         path = train_component(component, out, data, steps=2, device="cpu", log=quiet)
         assert path == out / f"{component}.safetensors"
         assert path.exists()
     models = load_folder(out)
-    assert set(models.drafters) == {"eagle", "eagle3", "medusa", "independent"}
+    assert set(models.drafters) == {"eagle", "eagle3", "medusa", "independent", "vertical"}
     assert models.target.encode([caption], guided=True).embeds.shape[0] == 2
     with pytest.raises(ValueError, match="'purple"):
         models.target.encode(["purple"], guided=False)

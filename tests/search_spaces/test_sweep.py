@@ -550,7 +550,9 @@ def medusa_heads() -> int:
 
 @pytest.fixture(scope="module")
 def limits() -> dict[str, Any]:
-    drafters = {"eagle": None, "eagle3": None, "medusa": medusa_heads(), "independent": None}
+    drafters: dict[str, int | None]
+    drafters = dict.fromkeys(("eagle", "eagle3", "independent", "vertical"))
+    drafters["medusa"] = medusa_heads()
     return {"codebook_size": 1024, "image_tokens": 144, "drafters": drafters}
 
 

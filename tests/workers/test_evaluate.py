@@ -127,7 +127,7 @@ def test_facts_are_plain_and_say_what_there_is(built_in: Evaluator) -> None:
     assert capabilities == Capabilities.of(built_in.models)
     assert (capabilities.target, capabilities.vocab_size) == (target.name, target.vocab_size)
     assert (capabilities.rows, capabilities.cols, capabilities.image_size) == (12, 12, 48)
-    assert set(capabilities.drafters) == {"eagle", "eagle3", "medusa", "independent"}
+    assert set(capabilities.drafters) == {"eagle", "eagle3", "medusa", "independent", "vertical"}
     assert [kind for kind, levels in capabilities.drafters.items() if levels is not None] == [
         "medusa"
     ]

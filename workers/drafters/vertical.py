@@ -53,7 +53,6 @@ class VerticalHead(TrainedPart):
         self.start = branch.start
         self.body = adapted_copy(target.transformer, branch.adapters)
         self.branch = branch.decoder
-        self.branch.first_layer = config.n_layers
         self.below = branch.head
         self.gate = branch.gate
 

@@ -125,6 +125,7 @@ class VerticalBody(Body):
         self.config = replace(body.config, n_layers=body.config.n_layers + branch.config.n_layers)
         self.body = body
         self.branch = branch
+        branch.first_layer = body.config.n_layers
         self.start = start
         self.embed = body.embed
         self.head = head
@@ -208,8 +209,6 @@ class VerticalBranch(nn.Module):
         adapted: outputs and inputs of each adapted layer of the target.
         rank: of the adapters.
     """
-
-    taps: tuple[int, ...] = ()  # see `Drafter.taps`
 
     def __init__(
         self,

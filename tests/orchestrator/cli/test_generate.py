@@ -38,7 +38,8 @@ def toy_models(head_weight: float | None = None) -> Models:
     if head_weight is not None:
         dict(target.head.named_parameters())["weight"].data[3] = head_weight
     drafters = {
-        kind: toy_drafter(kind, target) for kind in ("eagle", "eagle3", "medusa", "independent")
+        kind: toy_drafter(kind, target)
+        for kind in ("eagle", "eagle3", "medusa", "independent", "vertical")
     }
     return Models(
         target,

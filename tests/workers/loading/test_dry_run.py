@@ -15,15 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from search_spaces.drafters import Vertical
 from search_spaces.presets import CATALOGUE, preset
 from search_spaces.trees import Adjacency
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_llamagen import Size, official, write_models
-from tests.fakes.toys import BASE, code_path, toy_drafter, toy_target
+from tests.fakes.toys import BASE, code_path, toy_branch, toy_drafter, toy_target
 from workers.decoding.drafter import CachedDrafter
 from workers.decoding.drafting import TreeDrafting
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
+from workers.drafters.vertical import VerticalHead
 from workers.loading.dry_run import MAX_BATCH, Footprint, footprint, largest_batch, parameter_bytes
 from workers.loading.models import Models
 from workers.loading.models_yaml import (
@@ -69,19 +71,22 @@ def stack(target: Target) -> nn.Module:
 
 
 def on_meta(models: Models) -> Models:
-    return Models(
-        models.target.to("meta"), {kind: d.to("meta") for kind, d in models.drafters.items()}, {}
-    )
+    target = models.target.to("meta")
+    drafters = {kind: drafter.to("meta") for kind, drafter in models.drafters.items()}
+    if "vertical" in drafters:  # it shares weights with the target
+        drafters["vertical"] = VerticalHead(target, toy_branch(target).to("meta")).to("meta")
+    return Models(target, drafters, {})
 
 
 def toys(**changes: Any) -> Models:
     target = toy_target(config=replace(BASE, **changes))
     made = {
-        kind: toy_drafter(kind, target) for kind in ("eagle", "eagle3", "medusa", "independent")
+        kind: toy_drafter(kind, target)
+        for kind in ("eagle", "eagle3", "medusa", "independent", "vertical")
     }
-    return Models(
-        target, {kind: drafter for kind, drafter in made.items() if drafter is not None}, {}
-    )
+    # as they are loaded: each transformer has a rotation table of its own
+    drafters = {kind: drafter.to("cpu") for kind, drafter in made.items() if drafter is not None}
+    return Models(target, drafters, {})
 
 
 def held(thing: object, seen: dict[int, int]) -> dict[int, int]:
@@ -116,8 +121,8 @@ def real_caches(models: Models, config: DecodingConfig, batch: int) -> int:
 
 @pytest.mark.parametrize(
     "config",
-    [DecodingConfig(sampling=CFG), CHAIN, TREE, ADT],
-    ids=["vanilla", "chain", "dynamic", "adjacency"],
+    [DecodingConfig(sampling=CFG), CHAIN, TREE, ADT, DecodingConfig(Vertical(), sampling=CFG)],
+    ids=["vanilla", "chain", "dynamic", "adjacency", "diagonals"],
 )
 def test_caches_and_parameters_are_the_real_ones(config: DecodingConfig) -> None:
     shapes: list[tuple[int, dict[str, Any]]] = [

@@ -155,7 +155,7 @@ def test_the_scenes_family_brings_its_drafters(tmp_path: Path) -> None:
     entry = read_entry(path)
     assert entry.folder == BUILTIN
     models = load_entry(entry, CPU)
-    assert set(models.drafters) == {"eagle", "eagle3", "medusa", "independent"}
+    assert set(models.drafters) == {"eagle", "eagle3", "medusa", "independent", "vertical"}
     assert models.target.head.weight.dtype == torch.bfloat16
     assert {"target", "tokenizer", "drafters.eagle"} <= set(models.hashes)
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from search_spaces.drafters import Eagle, Independent, Medusa
+from search_spaces.drafters import Eagle, Independent, Medusa, Vertical
 from search_spaces.trees import Chain
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_models import captions_file, tiny_folder
-from tests.fakes.toys import toy_target
+from tests.fakes.toys import BASE, toy_target
 from tests.oracles.drafter_rounds import CAPTIONS
 from workers.data.captions import Caption, read_captions
 from workers.decoding.build import load_drafter
@@ -217,6 +218,28 @@ def test_the_drafter_of_a_job_loads_into_its_target(
         [Request(0, "red small star")]
     )
     assert result.statistics.mean_accepted_length >= 1
+
+
+def test_a_vertical_branch_trains_on_images_without_guidance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[Sampling | None]()
+
+    def noted(*arguments: Any, sampling: Sampling | None, **options: Any) -> torch.Tensor:
+        seen.append(sampling)
+        return sample_images(*arguments, sampling=sampling, **options)
+
+    monkeypatch.setattr(job_module, "sample_images", noted)
+    made = replace(job(tmp_path, DrafterRecipe(batch=2, steps=2, save_every=2), 4), kind="vertical")
+    done = made.run(torch.device("cpu"), log=quiet)
+    assert seen == [Sampling()]
+    done.replace(tmp_path / "weights" / done.name)
+    models, setting = load_folder(tmp_path / "weights"), DecodingConfig(Vertical())
+    engine = Engine(models.target, setting, models.drafters["vertical"])
+    (result,) = engine.run([Request(0, "red small star")])
+    assert result.statistics.passes + 1 == 4 + 4 - 1
+    with pytest.raises(ValueError, match="toy: its images have one row"):
+        made.check(toy_target(config=replace(BASE, rows=1)))
 
 
 def test_two_captions_are_the_least(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """The built-in family, and every model that the recipes make: a folder with one weight file per
 part.
 
-A folder holds `tokenizer`, `target` and any of the drafters `eagle`, `eagle3`, `medusa` and
-`independent` as safetensors. Each file's header carries its config, so sizes, captions and grid
-come from the folder. The built-in model generates procedural scenes.
+A folder holds `tokenizer`, `target` and any of the drafters `eagle`, `eagle3`, `medusa`,
+`independent` and `vertical` as safetensors. Each file's header carries its config, so sizes,
+captions and grid come from the folder. The built-in model generates procedural scenes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from workers.models.transformer import Transformer, TransformerConfig
 from workers.models.vq import load_vq
 
 BUILTIN = Path(__file__).parents[1] / "builtin" / "scenes"
-BUILTIN_PARTS = ("tokenizer", "target", "eagle", "eagle3", "medusa", "independent")
+BUILTIN_PARTS = ("tokenizer", "target", "eagle", "eagle3", "medusa", "independent", "vertical")
 
 # Where vanilla decoding of the built-in model is best (`python -m benchmarks.sampling` measures
 # it).
