@@ -2,7 +2,8 @@
 several papers together, and of these with modulations.
 
     python -m benchmarks.combinations [--trials 32] [--judged 384] [--batches 1 8]
-        [--out sweeps/combinations] [--json benchmarks/results/combinations.json]
+        [--only sjd scd] [--out sweeps/combinations]
+        [--json benchmarks/results/combinations.json]
 
 Four sweeps of the built-in model (benchmarks/combinations.yaml): every preset as published; a
 search of each method's own knobs; a search of all neighbourhoods, schedules and resamplings with
@@ -59,14 +60,15 @@ def spaces() -> dict[str, Any]:
     return found
 
 
-def write_sweep(folder: Path, name: str, trials: int) -> Path:
-    """Write the YAML of one of the four sweeps."""
+def write_sweep(folder: Path, name: str, trials: int, presets: Sequence[str] = ()) -> Path:
+    """Write the YAML of one of the four sweeps, by default with all presets."""
     found = spaces()
     document = {"name": name, **found["base"]}
     if name == PUBLISHED:
-        document["enqueue"] = list(CATALOGUE)
+        names = list(dict.fromkeys(["vanilla", *(presets or CATALOGUE)]))
+        document["enqueue"] = names
         document["search"] = {"sampler": "random"}
-        document["budget"] = {"trials": len(CATALOGUE)}
+        document["budget"] = {"trials": len(names)}
     else:
         document["enqueue"] = ["vanilla"]
         document["space"] = found[name]
@@ -109,9 +111,11 @@ def recommended(sweep: Sweep, batch: int) -> Iterator[Recommended]:
             yield Recommended(sweep.name, batch, choice, found.record.config)
 
 
-def run_sweeps(folder: Path, trials: int, batches: Sequence[int], minutes: float) -> list[Sweep]:
+def run_sweeps(
+    folder: Path, trials: int, batches: Sequence[int], minutes: float, presets: Sequence[str]
+) -> list[Sweep]:
     """The four sweeps, with speeds at all batch sizes."""
-    first = launch(str(write_sweep(folder, PUBLISHED, trials)), folder, PUBLISHED)
+    first = launch(str(write_sweep(folder, PUBLISHED, trials, presets)), folder, PUBLISHED)
     sweeps = [time_all(first, folder, batches, minutes)]
     for name in SEARCHES:
         space = str(write_sweep(folder, name, trials))
@@ -185,14 +189,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--trials", type=int, default=32, help="settings that each search tries")
     parser.add_argument("--judged", type=int, default=384, help="captions of the last sweep")
+    parser.add_argument("--only", nargs="+", choices=CATALOGUE, default=(), help="presets")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--minutes", type=float, default=6.0, help="of timing a sweep at a batch")
     parser.add_argument("--out", type=Path, default=Path("sweeps/combinations"))
     parser.add_argument("--json", type=Path, help="file to write the results to")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
-    sweeps = run_sweeps(options.out, options.trials, options.batches, options.minutes)
-    found = judge_fronts(sweeps, options.out, options.judged, options.batches, options.minutes)
+    folder, batches, minutes = options.out, options.batches, options.minutes
+    sweeps = run_sweeps(folder, options.trials, batches, minutes, options.only)
+    found = judge_fronts(sweeps, folder, options.judged, batches, minutes)
     print(table(found))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")

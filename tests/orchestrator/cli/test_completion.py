@@ -23,7 +23,7 @@ def test_names_begin_with_what_was_typed(tmp_path: Path, monkeypatch: pytest.Mon
     assert complete_sweep("x") == []
     assert complete_space("my") == ["my_space.yaml"]
     assert "papers/lantern-table2" in complete_space("papers/lan")
-    assert complete_preset("eagle1") == ["eagle1", "eagle1_58"]
+    assert complete_preset("eagle1") == ["eagle1", "eagle1_traversal", "eagle1_58"]
 
 
 def test_a_shell_gets_them(tmp_path: Path) -> None:

@@ -27,7 +27,6 @@ NAMES_A_PATH = {
     "YAML",
     "FILE",
     "DIR",
-    "FOLDER",
     "DIR|URI",
     "URL|FILE",
     "URI",
