@@ -11,9 +11,13 @@ position three things are known:
 - The randomised probability integral transform u = P(more likely than x) + v q(x), with an
   independent uniform v, is uniform on [0, 1) (Rosenblatt 1952), and independent of those before
   it. Its bins have a chi-square test.
-- So are pairs of u: of neighbours in the image, and of one position in two images that follow
-  each other. Pairs have Good's serial test (1953), which finds random numbers that are used twice
-  there.
+- So are pairs of neighbours' u in the image, which have Good's serial test (1953), and pairs of
+  one position in two images that follow each other, where u counts the codes before x in their
+  order: equal uniform numbers give equal u if tokens are sampled by inversion.
+- Two images that follow each other have the same token at a position with probability sum_v q(v)
+  q'(v), if their random numbers are independent. That they have it more often than the sum of
+  these (Poisson's law: it is rare) shows numbers that images share, if tokens are sampled by a race
+  of all codes.
 
 The pass shares no tree, mask, cache or acceptance with the decoding that is tested.
 
@@ -72,6 +76,9 @@ class _Reading(NamedTuple):
     variance: float  # of the martingale
     impossible: int  # tokens whose probability is 0
     u: Tensor  # [B, n]
+    u_of_codes: Tensor  # [B, n] the same, by the codes before the token in their order
+    equal: int  # tokens that an image and the next one share
+    expected_equal: float
 
 
 class TokenChecker:
@@ -91,10 +98,12 @@ class TokenChecker:
         self._surplus = 0.0
         self._variance = 0.0
         self._impossible = 0
+        self._equal = 0
+        self._expected_equal = 0.0
         self._bins = torch.zeros(BINS, dtype=torch.float64)
         self._neighbours = torch.zeros(PAIR_BINS, PAIR_BINS, dtype=torch.float64)
         self._across = torch.zeros(PAIR_BINS, PAIR_BINS, dtype=torch.float64)
-        self._last: Tensor | None = None  # u of the image before
+        self._last: Tensor | None = None  # bins of the image before
 
     @torch.inference_mode()
     def add(self, captions: Sequence[str], tokens: Tensor) -> None:
@@ -125,7 +134,12 @@ class TokenChecker:
             self._surplus += sum(part.surplus for part in read)
             self._variance += sum(part.variance for part in read)
             self._impossible += sum(part.impossible for part in read)
-            self._count(torch.cat([part.u for part in read], dim=1))
+            self._equal += sum(part.equal for part in read)
+            self._expected_equal += sum(part.expected_equal for part in read)
+            self._count(
+                torch.cat([part.u for part in read], dim=1),
+                torch.cat([part.u_of_codes for part in read], dim=1),
+            )
         self._images += len(tokens)
 
     def result(self) -> TokenCheck:
@@ -141,6 +155,7 @@ class TokenChecker:
             z = self._surplus / math.sqrt(self._variance)
         p_values = [
             math.erfc(abs(z) / math.sqrt(2)),
+            _poisson_tail(self._equal, self._expected_equal),
             _chi_square_tail(_statistic(self._bins), BINS - 1),
             _serial_tail(self._neighbours),
             _serial_tail(self._across),
@@ -156,13 +171,17 @@ class TokenChecker:
         logs = probs.log().clamp_min(_FLOOR)
         mean = (probs * logs).sum(-1)
         v = torch.rand(own.shape, generator=self._generator, dtype=torch.float64)
+        chance = (probs[:-1] * probs[1:]).sum(-1)  # of a token that the next image has as well
         return _Reading(
             # A token of probability 0 counts as an unlikely one: rounding may move a token over the
             # edge of a filter such as top-k. Many such tokens show in every test.
             surplus=float((_at(logs, tokens) - mean).sum()),
             variance=float(((probs * logs.square()).sum(-1) - mean.square()).sum()),
             impossible=int((own == 0).sum()),
-            u=_read_u(probs, tokens, v.to(probs.device)),
+            u=_read_u(probs, _is_likelier(probs, tokens), tokens, v),
+            u_of_codes=_read_u(probs, _is_before(probs, tokens), tokens, v),
+            equal=int((tokens[:-1] == tokens[1:]).sum()),
+            expected_equal=float(chance.sum()),
         )
 
     def _round_otherwise(self, x: Tensor) -> Tensor:
@@ -185,26 +204,46 @@ class TokenChecker:
         gap = logits.amax(-1) - _at(logits, tokens)
         return int((gap > (_TIE_DEVIATIONS * noise).maximum(_LEAST_TIE * unit)).sum())
 
-    def _count(self, u: Tensor) -> None:
-        """Count the bins of u [B, N], and of its pairs."""
+    def _count(self, u: Tensor, u_of_codes: Tensor) -> None:
+        """Count the bins of both u [B, N], and of their pairs."""
         u = u.cpu()
         self._bins += torch.bincount((u * BINS).long().flatten(), minlength=BINS)
         coarse = (u * PAIR_BINS).long()
         self._neighbours += _pairs(coarse[:, :-1], coarse[:, 1:])
+        coarse = (u_of_codes.cpu() * PAIR_BINS).long()
         chain = coarse if self._last is None else torch.cat([self._last, coarse])
         self._across += _pairs(chain[:-1], chain[1:])
         self._last = coarse[-1:]
 
 
-def _read_u(probs: Tensor, tokens: Tensor, v: Tensor) -> Tensor:
-    """The randomised transform u [B, n] of tokens [B, n] with probs [B, n, V]. Tokens of one
-    probability are in the order of their codes.
+def _read_u(probs: Tensor, before: Tensor, tokens: Tensor, v: Tensor) -> Tensor:
+    """The randomised transform u [B, n] of tokens [B, n] with probs [B, n, V], where the codes that
+    are `before` [B, n, V] a token count.
+    """
+    u = (probs * before).sum(-1) + v.to(probs.device) * _at(probs, tokens)
+    return u.clamp(0, 1 - 1e-12)
+
+
+def _is_before(probs: Tensor, tokens: Tensor) -> Tensor:
+    """The codes [B, n, V] before the tokens [B, n]."""
+    codes = torch.arange(probs.shape[-1], device=probs.device)
+    return codes < tokens[..., None]
+
+
+def _is_likelier(probs: Tensor, tokens: Tensor) -> Tensor:
+    """The codes [B, n, V] that are likelier than the tokens [B, n]; of one probability, those
+    before them.
     """
     own = _at(probs, tokens)[..., None]
-    codes = torch.arange(probs.shape[-1], device=probs.device)
-    before = (probs > own) | ((probs == own) & (codes < tokens[..., None]))
-    u = (probs * before).sum(-1) + v * own[..., 0]
-    return u.clamp(0, 1 - 1e-12)
+    return (probs > own) | ((probs == own) & _is_before(probs, tokens))
+
+
+def _poisson_tail(count: int, mean: float) -> float:
+    """The probability that a Poisson variable is at least the count."""
+    if count == 0:
+        return 1.0
+    both = torch.tensor([float(count), mean], dtype=torch.float64)
+    return float(torch.special.gammainc(both[0], both[1]))
 
 
 def _at(values: Tensor, tokens: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ would fail for one choice of seeds in 87.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +26,7 @@ from workers.decoding.row_ends import teacher_forced
 from workers.decoding.sampling import guided_logits
 from workers.decoding.state import Request
 from workers.decoding.token_check import BINS, TokenCheck
-from workers.decoding.token_checker import TokenChecker, _read_u
+from workers.decoding.token_checker import TokenChecker, _is_before, _is_likelier, _read_u
 from workers.models.masks import AttentionMask
 from workers.models.target import Target
 
@@ -159,6 +159,36 @@ def test_random_numbers_used_twice_are_found(target: Target) -> None:
     assert not check(target, PLAIN, captions, torch.stack(tokens)).passed
 
 
+@pytest.mark.parametrize("sampler", ["race", "inversion"])
+def test_numbers_that_two_images_share_are_found_where_their_probs_differ(
+    target: Target, sampler: str
+) -> None:
+    """Each two images have the same numbers, and the probs of other captions and tokens: 24 images,
+    of which each pair shares few tokens.
+    """
+    captions = [f"caption {number}" for number in range(24)]
+    generator = torch.Generator().manual_seed(3)
+    codes = target.vocab_size
+    length = target.grid.tokens
+    races = torch.rand(12, length, codes, generator=generator).log_().neg_()
+    uniforms = torch.rand(12, length, generator=generator)
+    prompt = target.encode(captions, guided=True)
+    tokens = torch.zeros(24, length, dtype=torch.int64)
+    for place in range(length):
+        read = teacher_forced(target, prompt, tokens[:, :-1].repeat(2, 1))
+        logits = guided_logits(target.head, read[:, target.prompt_len - 1 + place], PLAIN.cfg)
+        probs = logits.softmax(-1)
+        if sampler == "race":
+            chosen = (probs / races[:, place].repeat_interleave(2, 0)).argmax(1)
+        else:
+            number = uniforms[:, place].repeat_interleave(2)[:, None]
+            chosen = (probs.cumsum(1) < number).sum(1).clamp(max=codes - 1)
+        tokens[:, place] = chosen
+    found = check(target, PLAIN, captions, tokens)
+    assert not found.passed
+    assert abs(found.z) < 4, "each image alone is right"
+
+
 def test_a_leak_of_the_tree_mask_is_found(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts that see their siblings: each token is a sample of probs that are not the target's."""
     own = AttentionMask.tree
@@ -229,15 +259,18 @@ def test_a_greedy_token_that_rounding_cannot_explain_is_found() -> None:
         assert (found.impossible, found.passed) == (wrong, not wrong)
 
 
-def test_u_is_uniform_whatever_the_probs() -> None:
+@pytest.mark.parametrize("order", [_is_likelier, _is_before])
+def test_u_is_uniform_whatever_the_probs(order: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Exactly: over all tokens of any distribution, ties included, u fills [0, 1) once."""
     for probs in ([0.5, 0.25, 0.25], [1.0, 0.0, 0.0], [0.2, 0.2, 0.6], [1 / 3] * 3):
         row = torch.tensor([[probs]], dtype=torch.float64)
-        ends = sorted(
-            (float(_read_u(row, torch.tensor([[token]]), torch.zeros(1, 1))), probs[token])
-            for token in range(3)
-            if probs[token]
-        )
+        ends: list[tuple[float, float]] = []
+        for token in range(3):
+            if probs[token]:
+                x = torch.tensor([[token]])
+                u = _read_u(row, order(row, x), x, torch.zeros(1, 1))
+                ends.append((float(u), probs[token]))
+        ends.sort()
         filled = 0.0
         for start, width in ends:
             assert start == pytest.approx(filled)
