@@ -21,12 +21,20 @@ from search_spaces.presets import PRESETS
 from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_drafter, toy_target
+from workers.decoding import token_checker
 from workers.decoding.engine import Engine
 from workers.decoding.row_ends import teacher_forced
 from workers.decoding.sampling import guided_logits
 from workers.decoding.state import Request
 from workers.decoding.token_check import BINS, TokenCheck
-from workers.decoding.token_checker import TokenChecker, _is_before, _is_likelier, _read_u
+from workers.decoding.token_checker import (
+    READ_TOGETHER,
+    TokenChecker,
+    _is_before,
+    _is_likelier,
+    _read_u,
+    check_images,
+)
 from workers.models.masks import AttentionMask
 from workers.models.target import Target
 
@@ -160,32 +168,30 @@ def test_random_numbers_used_twice_are_found(target: Target) -> None:
 
 
 @pytest.mark.parametrize("sampler", ["race", "inversion"])
-def test_numbers_that_two_images_share_are_found_where_their_probs_differ(
-    target: Target, sampler: str
+@pytest.mark.parametrize("shared", [True, False])
+def test_numbers_that_images_share_are_found_where_their_probs_differ(
+    target: Target, sampler: str, shared: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each two images have the same numbers, and the probs of other captions and tokens: 24 images,
-    of which each pair shares few tokens.
-    """
-    captions = [f"caption {number}" for number in range(24)]
+    """Each two images have the same numbers, or none do; the probs of all are independent."""
+    images, codes = 48, 512
     generator = torch.Generator().manual_seed(3)
-    codes = target.vocab_size
-    length = target.grid.tokens
-    races = torch.rand(12, length, codes, generator=generator).log_().neg_()
-    uniforms = torch.rand(12, length, generator=generator)
-    prompt = target.encode(captions, guided=True)
-    tokens = torch.zeros(24, length, dtype=torch.int64)
-    for place in range(length):
-        read = teacher_forced(target, prompt, tokens[:, :-1].repeat(2, 1))
-        logits = guided_logits(target.head, read[:, target.prompt_len - 1 + place], PLAIN.cfg)
-        probs = logits.softmax(-1)
-        if sampler == "race":
-            chosen = (probs / races[:, place].repeat_interleave(2, 0)).argmax(1)
-        else:
-            number = uniforms[:, place].repeat_interleave(2)[:, None]
-            chosen = (probs.cumsum(1) < number).sum(1).clamp(max=codes - 1)
-        tokens[:, place] = chosen
-    found = check(target, PLAIN, captions, tokens)
-    assert not found.passed
+    shape = (images, target.grid.tokens, codes)
+    logits = 2.0 * torch.randn(shape, generator=generator)
+    owner = torch.arange(images) // 2 if shared else torch.arange(images)
+    probs = logits.softmax(-1)
+    if sampler == "race":
+        noise = torch.rand(shape, generator=generator).log().neg()[owner]
+        tokens = (probs / noise).argmax(-1)
+    else:
+        numbers = torch.rand(shape[:2], generator=generator)[owner]
+        tokens = (probs.cumsum(-1) < numbers[..., None]).sum(-1).clamp(max=codes - 1)
+    rows = iter(torch.split(logits, READ_TOGETHER))
+    monkeypatch.setattr(token_checker, "guided_logits", lambda *_: next(rows))
+    features = torch.zeros(1, target.prompt_len - 1 + shape[1], 1)
+    monkeypatch.setattr(token_checker, "teacher_forced", lambda *_: features)
+    captions = [f"caption {number}" for number in range(images)]
+    found = check_images(target, Sampling(), captions, tokens)
+    assert found.passed != shared
     assert abs(found.z) < 4, "each image alone is right"
 
 
