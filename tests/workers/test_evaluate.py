@@ -260,11 +260,11 @@ def test_a_check_that_does_not_fit_halves_and_fails_no_measurement(
 ) -> None:
     real, sizes = TokenChecker._count, []
 
-    def count(self: TokenChecker, u: torch.Tensor) -> None:
+    def count(self: TokenChecker, u: torch.Tensor, u_of_codes: torch.Tensor) -> None:
         sizes.append(len(u))
         if len(u) > limit:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
-        real(self, u)
+        real(self, u, u_of_codes)
 
     monkeypatch.setattr(TokenChecker, "_count", count)
     limit = 2
