@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.overhead import networks
+from search_spaces.modulations import MODULATIONS
 from search_spaces.presets import CATALOGUE
 from search_spaces.trees import Adjacency
 from search_spaces.trial import DecodingConfig
@@ -161,6 +162,9 @@ def main() -> None:
         "--top-k", type=int, help="filter of both models' probs (default: the built-in model's)"
     )
     parser.add_argument(
+        "--modulation", choices=MODULATIONS.all(), help="with this modulation of the budgets"
+    )
+    parser.add_argument(
         "--largest", action="store_true", help="adjacency trees of the largest size of their ranges"
     )
     args = parser.parse_args()
@@ -168,6 +172,10 @@ def main() -> None:
     print(f"| preset | {' | '.join(PHASES)} | in all |\n|---|" + "---|" * (len(PHASES) + 1))
     for name in args.only:
         config = CATALOGUE[name].config
+        if args.modulation:
+            modulation = MODULATIONS.lookup(args.modulation)()
+            rule = replace(config.acceptance, modulation=modulation)
+            config = replace(config, acceptance=rule)
         if args.top_k is not None:
             config = replace(config, sampling=replace(models.target.sampling, top_k=args.top_k))
         counts = operations(models, config, largest=args.largest)

@@ -103,7 +103,7 @@ class Verification(Params, ABC):
 
     def check_drafts(self, drafter: DrafterChoice, policy: TreePolicy) -> None:
         """Raise ConfigError, with the key of the rule, if it is not defined for such drafts: they
-        are no chain, or depend on the drafts of earlier passes.
+        are not a chain, or depend on the drafts of earlier passes.
         """
         if not self.reads_later_drafts:
             return

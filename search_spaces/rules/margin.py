@@ -25,8 +25,8 @@ class MarginModulation(Modulation):
     kind: ClassVar[str] = "margin"
     short: ClassVar[str] = "marg"
     summary: ClassVar[str] = (
-        "the relaxation is larger where the target hesitates between two tokens, to the power "
-        "{gamma}"
+        "the relaxation is multiplied by how near the target's second probability is to its "
+        "first, to the power {gamma}"
     )
     reads_probs: ClassVar[bool] = True
     gamma: Annotated[

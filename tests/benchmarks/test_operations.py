@@ -22,6 +22,7 @@ from benchmarks.operations import (
     operations,
 )
 from search_spaces.drafters import Window
+from search_spaces.modulations import MODULATIONS
 from search_spaces.presets import CATALOGUE
 from search_spaces.trees import Adjacency, Dynamic
 from tests.fakes.toys import code_path
@@ -84,6 +85,18 @@ def test_a_step_has_at_most_so_many(models: Models, name: str, top_k: int) -> No
         bound = TOGETHER
     assert total <= (bound if config.drafter.row_lag is None else ROWS)
     assert counts == operations(models, config, batch=7)
+
+
+@pytest.mark.parametrize("name", ["cool", "lantern", "gsd"])
+@pytest.mark.parametrize("kind", ["entropy", "margin", "row"])
+def test_what_a_modulation_adds(models: Models, name: str, kind: str) -> None:
+    config = CATALOGUE[name].config
+    rule = replace(config.acceptance, modulation=MODULATIONS.lookup(kind)())
+    plain, modulated = (
+        sum(sum(phase.values()) for phase in operations(models, found).values())
+        for found in (config, replace(config, acceptance=rule))
+    )
+    assert 0 < modulated - plain <= 18
 
 
 @pytest.mark.parametrize("name", ["eagle1", "adt"])

@@ -47,5 +47,5 @@ class TokenCheck:
             return float(1 - 0.1 ** (1 / max(1, self.tokens)))
         # the noncentrality at which a chi-square test of 15 degrees of freedom at a level of
         # FALSE_ALARMS / TESTS has this power
-        noncentrality = 52.1
+        noncentrality = 52.9
         return min(1.0, math.sqrt(noncentrality / (2 * BINS * max(1, self.tokens))))

@@ -84,8 +84,10 @@ def heaviest_setting(
     raise ConfigError(("space",), "no config can be planned: give the drafters' files")
 
 
-def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
-    """Sort key: nodes and levels of a pass, columns of the neighbour table."""
+def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int, bool]:
+    """Sort key: nodes and levels of a pass, columns of the neighbour table, and whether each node's
+    probs are read once more.
+    """
     bounds = setting[1].policy.bounds
     nodes, depth = bounds.nodes, bounds.depth
     rule = setting[1].acceptance
@@ -95,7 +97,7 @@ def _weight(setting: tuple[str, DecodingConfig]) -> tuple[int, int, int]:
     columns = 0
     if table := rule.neighbourhood.table_key:
         columns = table[1]
-    return nodes, depth, columns
+    return nodes, depth, columns, rule.modulation.reads_probs
 
 
 def _settings(sweep: SweepConfig) -> Iterator[tuple[str, DecodingConfig]]:
