@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from search_spaces.drafters import DRAFTERS, DrafterChoice
+from search_spaces.modulations import NO_MODULATION, Modulation, Nodes
 from search_spaces.neighbourhoods import Neighbourhood, NeighbourTables, gather_probs
 from search_spaces.params import ConfigError, class_error, class_errors
 from search_spaces.plugins import PluginNames, is_external, load_object
@@ -109,15 +111,72 @@ def build_drafting(
 
 def build_tables(config: DecodingConfig, target: Target) -> NeighbourTables:
     """What the acceptance rule looks up: the neighbour table, or the codebook itself for groups."""
-    neighbourhood = config.acceptance.neighbourhood
+    rule = config.acceptance
+    neighbourhood = rule.neighbourhood
     key = neighbourhood.table_key
     tables = NeighbourTables(
         neighbours=neighbour_table(target.codebook, *key) if key else None,
         codebook=target.codebook if neighbourhood.reads_codebook else None,
     )
-    if is_external(type(neighbourhood).__module__) and not target.codebook.is_meta:
+    if target.codebook.is_meta:
+        return tables
+    if is_external(type(neighbourhood).__module__):
         check_masses(neighbourhood, tables, target.codebook)
+        if rule.modulation != NO_MODULATION:
+            _check_unrelaxed(neighbourhood, tables, target.codebook)
+    if is_external(type(rule.modulation).__module__):
+        _check_factors(rule.modulation, target.codebook)
     return tables
+
+
+def _check_factors(modulation: Modulation, codebook: Tensor) -> None:
+    """Compare a plugin's factors with what they must be, on random probs in random rows.
+
+    Raises:
+        ConfigError: there is not one factor for each node, or one is negative or not finite.
+    """
+    r, _ = _random_probs(codebook)
+    nodes = Nodes(r, torch.linspace(0, 1, len(r), device=codebook.device))
+    with class_errors(type(modulation), "factor"):
+        factor = modulation.factor(nodes)
+        is_sound = factor.shape == nodes.row.shape and bool(
+            (factor.isfinite() & (factor >= 0)).all()
+        )
+    if not is_sound:
+        raise class_error(
+            type(modulation),
+            f"factor must return {len(r)} finite numbers of at least 0 for {len(r)} nodes, got "
+            f"{factor.tolist()}",
+        )
+
+
+def _check_unrelaxed(
+    neighbourhood: Neighbourhood, tables: NeighbourTables, codebook: Tensor
+) -> None:
+    """Check that a plugin's masses follow a modulation: at a factor of 0 nothing is relaxed.
+
+    Raises:
+        ConfigError: they do not read `NeighbourTables.factor`.
+    """
+    r, p = _random_probs(codebook)
+    tables = replace(tables, factor=r.new_zeros(len(r), 1))
+    with class_errors(type(neighbourhood), "all_masses"):
+        target, proposal = neighbourhood.all_masses(r, p, tables)
+        is_relaxed = bool((target * p > r * proposal * 1.001 + 1e-9).any())
+    if is_relaxed:
+        raise class_error(
+            type(neighbourhood),
+            "its masses do not follow a modulation; multiply what the rule relaxes by "
+            "`tables.factor`, or remove acceptance.modulation",
+        )
+
+
+def _random_probs(codebook: Tensor) -> tuple[Tensor, Tensor]:
+    """Random probs of a target and a drafter, both [16, V]."""
+    generator = torch.Generator().manual_seed(0)
+    weights = torch.rand(2, 16, len(codebook), generator=generator) ** 8
+    r, p = (weights / weights.sum(-1, keepdim=True)).to(codebook.device)
+    return r, p
 
 
 def check_masses(neighbourhood: Neighbourhood, tables: NeighbourTables, codebook: Tensor) -> None:
@@ -127,10 +186,9 @@ def check_masses(neighbourhood: Neighbourhood, tables: NeighbourTables, codebook
     Raises:
         ConfigError: they contradict it; the file and the class are named.
     """
-    generator = torch.Generator().manual_seed(0)
     made = type(neighbourhood)
-    weights = torch.rand(2, 16, len(codebook), generator=generator) ** 8
-    r, p = (weights / weights.sum(-1, keepdim=True)).to(codebook.device)
+    r, p = _random_probs(codebook)
+    generator = torch.Generator().manual_seed(1)
     x = torch.randint(len(codebook), (16,), generator=generator).to(codebook.device)
     with class_errors(made, "mass or all_masses"):
         mass = neighbourhood.mass(r, p, x, tables)
