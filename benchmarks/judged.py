@@ -78,6 +78,9 @@ class Volume(NamedTuple):
     value: float
     ratio: float  # to that of the first front
     error: float  # standard error of the ratio, over draws from all errors together
+    # How much higher the ratio is in the median draw than by the measured values. Noise has added
+    # about as much to the ratio: of more settings, more look good by luck.
+    bias: float
 
 
 def judged_hypervolumes(judge: Sweep, fronts: Sequence[Collection[DecodingConfig]]) -> list[Volume]:
@@ -99,7 +102,9 @@ def judged_hypervolumes(judge: Sweep, fronts: Sequence[Collection[DecodingConfig
         sampled.append(sampled_hypervolumes(samples[:, rows], reference, toward))
     first = sampled[0]
     ratios = [np.divide(each, first, out=np.ones(len(first)), where=first > 0) for each in sampled]
-    return [
-        Volume(volume, volume / volumes[0], standard_error(ratio))
-        for volume, ratio in zip(volumes, ratios, strict=True)
-    ]
+    found_volumes = []
+    for volume, drawn in zip(volumes, ratios, strict=True):
+        ratio = volume / volumes[0]
+        bias = float(np.median(drawn)) - ratio
+        found_volumes.append(Volume(volume, ratio, standard_error(drawn), bias))
+    return found_volumes

@@ -61,7 +61,8 @@ class AcceptanceRule(Params):
     neighbourhood: Neighbourhood = field(default_factory=NoNeighbourhood)
     schedule: Schedule = field(default_factory=Constant)
     # 'optimal' samples from norm([r - p f]_+), which has the least bias (Cool-SD, Theorem 2);
-    # 'paper' follows the neighbourhood's own paper. Without neighbours the two are the same.
+    # 'paper' follows the neighbourhood's own paper. Without neighbours the two are the same, and it
+    # is 'paper'.
     resampling: Annotated[
         Resampling, "distribution sampled from after a rejection", Abbreviations(optimal="opt")
     ] = "paper"
@@ -77,6 +78,9 @@ class AcceptanceRule(Params):
                 f"neighbourhood and the schedule's budget, or use {TOKEN.kind!r}"
             )
             raise ConfigError(("verification",), problem)
+        # equal settings are equal
+        if self.neighbourhood.exact and self._resamples_alike:
+            object.__setattr__(self, "resampling", "paper")
 
     def to_mapping(self) -> dict[str, Any]:
         """The kinds under their tags, and the fields of all parts in one mapping."""
@@ -147,11 +151,25 @@ class AcceptanceRule(Params):
         is_stricter = self.schedule.exact or (most <= 1 and self._has_optimal_residual)
         return self.neighbourhood.exact and is_stricter and verifies
 
+    def relaxes(self, temperature: float, levels: int) -> bool:
+        """Whether drafts in trees of at most so many levels may be accepted more often than by the
+        exact rule, which is what a modulation changes.
+        """
+        neighbourhood = self.neighbourhood
+        if temperature == 0:
+            neighbourhood = neighbourhood.at_temperature_zero
+        return not neighbourhood.exact or self.schedule.largest(levels) > 1
+
+    @property
+    def _resamples_alike(self) -> bool:
+        """Whether 'paper' and 'optimal' are the same if the neighbourhood is exact."""
+        own = (Neighbourhood.paper_residual, CodebookNeighbourhood.paper_residual)
+        return type(self.neighbourhood).paper_residual in own
+
     @property
     def _has_optimal_residual(self) -> bool:
         """Whether a rejection leaves norm([r - p f]_+) if the neighbourhood is exact."""
-        own = (Neighbourhood.paper_residual, CodebookNeighbourhood.paper_residual)
-        return self.resampling == "optimal" or type(self.neighbourhood).paper_residual in own
+        return self.resampling == "optimal" or self._resamples_alike
 
     @property
     def work(self) -> tuple[str | Params, ...]:

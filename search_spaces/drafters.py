@@ -262,6 +262,10 @@ class Window(TreePolicy):
         return TreeBounds(self.length, self.length, 1)
 
     @property
+    def is_sampled(self) -> bool:
+        return True
+
+    @property
     def parts(self) -> tuple[Jacobi, Chain]:
         """The window as a drafter of its own, and its tree."""
         return Jacobi(redraw=self.redraw), Chain(self.length)

@@ -212,7 +212,8 @@ NO_NEIGHBOURHOOD = NoNeighbourhood()
 
 class ThresholdTest(Neighbourhood):
     """A test without a random number: S_r(x) is p(x) where it accepts x, and 0 elsewhere. After a
-    rejection a token is sampled from r itself. At temperature 0 the rule is the exact one.
+    rejection a token is sampled from r itself. A budget above 1 changes nothing. At temperature 0
+    the rule is the exact one.
     """
 
     __slots__ = ()

@@ -201,7 +201,11 @@ def _candidates(leaf: Entry, values: Mapping[str, Any]) -> list[tuple[Scalar, An
     """The (parameter, value) pairs of a leaf that may give the config's value: at most one, except
     for lists.
     """
-    value = as_tuples(values[leaf.path[0]].get(leaf.path[1]))
+    section, key = leaf.path
+    value = as_tuples(values[section].get(key))
+    if leaf.domain.is_fixed and key not in SECTIONS[section].tags:
+        # A config may have another value where the leaf's has no effect.
+        return list(leaf.domain.points())
     if isinstance(value, tuple) and not isinstance(leaf.domain, Interval):
         # Parameters may keep a list in another order than the document.
         return list(leaf.domain.points())

@@ -95,6 +95,13 @@ class TreePolicy(Params, ABC):
         return None
 
     @property
+    def is_sampled(self) -> bool:
+        """Whether children are sampled at a temperature above 0, so that their probs are known;
+        otherwise they are the drafter's top tokens.
+        """
+        return self.fixed is not None and self.fixed.sampled
+
+    @property
     def sizes(self) -> tuple[TreeSize, ...]:
         """The sizes of its trees, if they grow as `Dynamic` does: replay then finds each within
         larger ones.
@@ -298,13 +305,17 @@ class BestFirst(TreePolicy):
     depth: Annotated[int, "drafted levels, at most", _LEVELS, Symbol("d")]
     nodes: Annotated[int, "drafted nodes; the root is not counted", _WIDTHS, Symbol("n")]
 
+    def check(self) -> None:
+        # no path is longer, and equal trees are equal parameters
+        object.__setattr__(self, "depth", min(self.depth, self.nodes))
+
     @property
     def bounds(self) -> TreeBounds:
-        return TreeBounds(min(self.depth, self.nodes), self.nodes, self.nodes)
+        return TreeBounds(self.depth, self.nodes, self.nodes)
 
     @property
     def sizes(self) -> tuple[TreeSize, ...]:
-        return (TreeSize(self.bounds.depth, self.nodes, self.nodes),)
+        return (TreeSize(self.depth, self.nodes, self.nodes),)
 
 
 @POLICIES.register

@@ -26,7 +26,7 @@ from typing import Annotated, Any, Self
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
 from search_spaces.drafters import DRAFTERS, DrafterChoice, NoDrafter
-from search_spaces.modulations import MODULATIONS
+from search_spaces.modulations import MODULATIONS, NO_MODULATION
 from search_spaces.neighbourhoods import NEIGHBOURHOODS
 from search_spaces.params import ConfigError, Params, Range, Symbol, at, expect_mapping, unknown_key
 from search_spaces.plugins import is_external
@@ -165,8 +165,7 @@ class DecodingConfig:
     def _check_neighbourhood(self) -> None:
         """Raises ConfigError if the rule reads the probs of drafts that are not sampled."""
         neighbourhood = self.acceptance.neighbourhood
-        fixed = self.policy.fixed
-        if neighbourhood.needs_sampled and (fixed is None or not fixed.sampled):
+        if neighbourhood.needs_sampled and not self.policy.is_sampled:
             problem = (
                 f"{neighbourhood.kind!r} compares the target with the probs that drafts were "
                 "sampled from; use a fixed tree with children: sampled"
@@ -174,12 +173,21 @@ class DecodingConfig:
             raise ConfigError(("neighbourhood",), problem)
 
     def _check_modulation(self) -> None:
-        """Raises ConfigError if it reads probs that there are not."""
+        """Raises ConfigError if it reads probs that there are not, or changes nothing."""
         modulation = self.acceptance.modulation
-        if modulation.reads_probs and self.sampling is not None and not self.sampling.temperature:
+        if modulation == NO_MODULATION:
+            return
+        temperature = 1.0 if self.sampling is None else self.sampling.temperature
+        if modulation.reads_probs and not temperature:
             problem = (
                 f"{modulation.kind!r} reads the target's probs, and at temperature 0 one token has "
                 "all of them; use row, or a temperature above 0"
+            )
+            raise ConfigError(("modulation",), problem)
+        if not self.acceptance.relaxes(temperature, self.policy.bounds.depth):
+            problem = (
+                f"{modulation.kind!r} changes how much a rule relaxes drafts, and this one does "
+                "not; set budget above 1, choose a neighbourhood, or remove it"
             )
             raise ConfigError(("modulation",), problem)
 

@@ -137,10 +137,16 @@ class TreeVerification(Verification, ABC):
         """The probabilities of the slots of a tree that branches."""
 
     def check_tree(self, drafter: DrafterChoice, policy: TreePolicy) -> None:
-        if policy.fixed is None or not policy.fixed.sampled:
+        if not policy.is_sampled:
             problem = (
                 f"{self.kind!r} accepts no more of chosen drafts than {TOKEN.kind!r} does; use a "
                 "fixed tree with children: sampled"
+            )
+            raise ConfigError(("verification",), problem)
+        if policy.fixed is None:
+            problem = (
+                f"{self.kind!r} needs a tree that is the same in every pass, and {policy.kind!r} "
+                "is not; set tree.policy to static or chain"
             )
             raise ConfigError(("verification",), problem)
         if not drafter.has_weights and policy.bounds.width > 1:

@@ -170,7 +170,7 @@ def prediction_task(
         dict(sample_settings(sweep, capabilities, options.pool, earlier))
     )
     for why, count in left_out.items():
-        log(f"the pool lacks {count} settings: {why}")
+        log(f"the pool lacks {count} settings: {why}; enqueue some, or use search.sampler tpe")
     return _task(sweep, _without_own_recordings(settings), options.captions)
 
 

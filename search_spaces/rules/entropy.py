@@ -19,13 +19,14 @@ class EntropyModulation(Modulation):
     temperature and filters.
 
     With gamma > 0 flat distributions are relaxed more, with gamma < 0 peaked ones. Where one token
-    has all the mass, m is 0 or the limit.
+    has all the mass, m is 0 or the limit (1 with gamma = 0).
     """
 
     kind: ClassVar[str] = "entropy"
     short: ClassVar[str] = "ent"
     summary: ClassVar[str] = (
-        "the relaxation is multiplied by the entropy of the target's probs, to the power {gamma}"
+        "the relaxation is multiplied by the entropy of the target's probs over {reference} nats, "
+        "to the power {gamma}, and by {limit} at most"
     )
     reads_probs: ClassVar[bool] = True
     gamma: Annotated[
@@ -34,9 +35,9 @@ class EntropyModulation(Modulation):
         Range(-8, 8),
         Symbol("g"),
     ] = 1.0
-    reference: Annotated[
-        float, "entropy in nats at which the factor is 1", Range(0, open_low=True)
-    ] = 3.0
+    reference: Annotated[float, "entropy in nats at which the factor is 1", Range(0.001, 1000)] = (
+        3.0
+    )
     limit: Annotated[float, "largest factor", Range(0, 1000, open_low=True)] = 4.0
 
     def factor(self, nodes: Nodes) -> Tensor:

@@ -25,8 +25,8 @@ class MarginModulation(Modulation):
     kind: ClassVar[str] = "margin"
     short: ClassVar[str] = "marg"
     summary: ClassVar[str] = (
-        "the relaxation is multiplied by how near the target's second probability is to its "
-        "first, to the power {gamma}"
+        "the relaxation is multiplied by 1 minus the margin of the target's two largest probs, "
+        "over 1 minus {reference}, to the power {gamma}, and by {limit} at most"
     )
     reads_probs: ClassVar[bool] = True
     gamma: Annotated[

@@ -23,7 +23,8 @@ class Typical(ThresholdTest):
     The names are the paper's; its code calls delta `posterior_alpha`. The test does not read the
     draft's probs. Medusa then takes the longest accepted path of a tree, here children are tested
     in their order, and the first accepted one is taken. At temperature 0 it accepts the most likely
-    token alone, as the exact rule does. A modulation divides the threshold.
+    token alone, as the exact rule does. A modulation divides the threshold. As exp(-H) is at most
+    1, an epsilon of delta or more changes nothing.
     """
 
     kind: ClassVar[str] = "typical"

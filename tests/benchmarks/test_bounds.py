@@ -15,10 +15,16 @@ from torch import Tensor
 
 from benchmarks.bounds import Estimate, estimate_bounds, exact_bounds
 from search_spaces.acceptance import AcceptanceRule
+from search_spaces.modulations import NO_MODULATION
 from search_spaces.neighbourhoods import Additive, Multiplicative, NeighbourTables, NoNeighbourhood
+from search_spaces.rules.entropy import EntropyModulation
+from search_spaces.rules.fuzzy import Fuzzy
 from search_spaces.rules.grouped import Grouped
+from search_spaces.rules.margin import MarginModulation
+from search_spaces.rules.row import RowModulation
+from search_spaces.rules.typical import Typical
 from search_spaces.schedules import Constant, Exponential, Linear
-from tests.oracles import rounds, rules
+from tests.oracles import modulations, rounds, rules
 
 CODES, DEPTH, TABLES = 4, 2, 70
 CHAIN: rounds.Shape = (((),),)
@@ -41,6 +47,16 @@ RULES = {
     "lantern++ annealed": AcceptanceRule(Multiplicative(4, 2.5), Exponential(1.0, 0.6), "optimal"),
     "grouped": AcceptanceRule(GROUP, Constant(1.0), "paper"),
     "grouped optimal": AcceptanceRule(GROUP, Constant(1.2), "optimal"),
+    "typical": AcceptanceRule(Typical(0.3, 0.9)),
+    "fuzzy": AcceptanceRule(Fuzzy(0.3)),
+    "cool by entropy": AcceptanceRule(
+        schedule=Exponential(1.5, 0.5), modulation=EntropyModulation(2.0, 1.0, 3.0)
+    ),
+    "lantern by margin": AcceptanceRule(Additive(3, 0.3), modulation=MarginModulation(-1.5, 0.3)),
+    "typical by entropy": AcceptanceRule(
+        Typical(0.3, 0.9), resampling="optimal", modulation=EntropyModulation(-1.0, 1.0)
+    ),
+    "uniform by row": AcceptanceRule(schedule=Constant(1.5), modulation=RowModulation(0.5, 3.0)),
 }
 
 
@@ -57,8 +73,34 @@ def plain(rule: AcceptanceRule) -> rules.Rule:
             "grouped", rule.resampling,
             below=n.below, above=n.above, tolerance=n.tolerance, radius=n.radius, codebook=BOOK,
         )  # fmt: skip
+    if isinstance(n, Typical):
+        return rules.Rule("typical", rule.resampling, epsilon=n.epsilon, alpha=n.delta)
+    if isinstance(n, Fuzzy):
+        return rules.Rule("fuzzy", rule.resampling, threshold=n.distance)
     assert isinstance(n, NoNeighbourhood)
     return rules.Rule()
+
+
+def image_rows(depth: int) -> list[float]:
+    """Each draft is in a row of its own."""
+    return [place / max(1, depth - 1) for place in range(depth)]
+
+
+def modulated(rule: AcceptanceRule, q: rounds.Table, depth: int) -> rounds.Modulate:
+    """The reference's rule and budget after each context."""
+    by = rule.modulation
+
+    def factor(context: rounds.Context) -> float:
+        if isinstance(by, EntropyModulation):
+            return modulations.entropy(q[context], by.gamma, by.reference, by.limit)
+        if isinstance(by, MarginModulation):
+            return modulations.margin(q[context], by.gamma, by.reference, by.limit)
+        if isinstance(by, RowModulation):
+            return modulations.row(len(context), 1, max(2, depth), by.first, by.last)
+        assert by == NO_MODULATION
+        return 1.0
+
+    return lambda context, own, omega: modulations.relaxed(own, omega, factor(context))
 
 
 def random_tables(seed: int, depth: int) -> list[Tensor]:
@@ -95,9 +137,16 @@ def test_bound_dominates_and_accepted_length_is_exact(name: str) -> None:
     for seed in range(TABLES):
         q, p = random_tables(2 * seed, DEPTH), random_tables(2 * seed + 1, DEPTH)
         p = near(q, p, 0.7 if seed % 3 == 1 else 0.0)[:DEPTH]
-        theory = exact_bounds(rule, q[:DEPTH], p, LOOKUP)
+        theory = exact_bounds(rule, q[:DEPTH], p, LOOKUP, image_rows(DEPTH))
         q_table = by_context(q)
-        probs = rounds.round_distribution(reference, q_table, by_context(p), CHAIN, omegas)
+        probs = rounds.round_distribution(
+            reference,
+            q_table,
+            by_context(p),
+            CHAIN,
+            omegas,
+            modulate=modulated(rule, q_table, DEPTH),
+        )
         distance = rounds.total_variation(
             rounds.completed(probs, q_table, DEPTH + 1),
             rounds.target_distribution(q_table, DEPTH + 1),
@@ -120,7 +169,12 @@ def test_bound_is_an_equality_for_one_draft(name: str) -> None:
         theory = exact_bounds(rule, q[:1], p, LOOKUP)
         q_table = by_context(q)
         probs = rounds.round_distribution(
-            plain(rule), q_table, by_context(p), ((),), rule.schedule.omegas(1)
+            plain(rule),
+            q_table,
+            by_context(p),
+            ((),),
+            rule.schedule.omegas(1),
+            modulate=modulated(rule, q_table, 1),
         )
         distance = rounds.total_variation(
             rounds.completed(probs, q_table, 2), rounds.target_distribution(q_table, 2)
@@ -170,11 +224,12 @@ def test_estimates_agree_with_the_exact_bounds(name: str) -> None:
     rule, depth, chains = RULES[name], 3, 4000
     for seed in range(2):
         q, p = random_tables(7 * seed, depth - 1), random_tables(7 * seed + 1, depth - 1)
-        exact = exact_bounds(rule, q, p, LOOKUP)
+        exact = exact_bounds(rule, q, p, LOOKUP, image_rows(depth))
         drafts, rows = draw_chains(p, chains, seed)
+        places = torch.tensor(image_rows(depth), dtype=torch.float64).expand(chains, -1)
         q_rows = torch.stack([probs[row] for probs, row in zip(q, rows, strict=True)], 1)
         p_rows = torch.stack([probs[row] for probs, row in zip(p, rows, strict=True)], 1)
-        theory = estimate_bounds(rule, q_rows, p_rows, drafts, LOOKUP)
+        theory = estimate_bounds(rule, q_rows, p_rows, drafts, LOOKUP, image_rows=places)
         for got, want in (
             (theory.accepted, exact.accepted),
             (theory.bound, exact.bound),
@@ -204,7 +259,9 @@ def test_the_first_draft_is_summed_not_sampled() -> None:
     assert theory.bound.error < 1e-12
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize(
+    "name", [name for name, rule in RULES.items() if not rule.neighbourhood.needs_sampled]
+)
 def test_deterministic_drafts_are_chains_too(name: str) -> None:
     rule = RULES[name]
     for seed in range(15):
@@ -214,11 +271,21 @@ def test_deterministic_drafts_are_chains_too(name: str) -> None:
         second = next(iter(tree[first]))
         drafts = torch.tensor([[first, second]])
         theory = estimate_bounds(
-            rule, torch.stack([q[0][0], q[1][first]])[None], None, drafts, LOOKUP
+            rule,
+            torch.stack([q[0][0], q[1][first]])[None],
+            None,
+            drafts,
+            LOOKUP,
+            image_rows=torch.tensor([image_rows(DEPTH)], dtype=torch.float64),
         )
         q_table = by_context(q)
         probs = rounds.round_distribution(
-            plain(rule), q_table, {}, tree, rule.schedule.omegas(DEPTH)
+            plain(rule),
+            q_table,
+            {},
+            tree,
+            rule.schedule.omegas(DEPTH),
+            modulate=modulated(rule, q_table, DEPTH),
         )
         distance = rounds.total_variation(
             rounds.completed(probs, q_table, 3), rounds.target_distribution(q_table, 3)

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks import combinations
 from benchmarks.combinations import LIMIT, PUBLISHED, SEARCHES
+from benchmarks.judged import Volume
 from orchestrator.store.sweep import Sweep
 from search_spaces.modulations import NO_MODULATION
 from search_spaces.presets import CATALOGUE
@@ -56,12 +57,14 @@ def test_the_table_has_a_row_for_each_front_and_each_choice(tmp_path: Path) -> N
     (choice, *_) = combinations.recommended(sweep, sweep.identity.timing_batch)
     found = {
         "volumes": [
-            {"sweep": name, "batch": 1, "members": 3, "value": 2.0, "ratio": 1.0, "error": 0.1}
+            {"sweep": name, "batch": 1, "members": 3, **Volume(2.0, 1.0, 0.1, 0.02)._asdict()}
             for name in SEARCHES
         ],
         "choices": [combinations.described(sweep, choice)],
     }
     lines = combinations.table(found).splitlines()
-    assert sum(line.startswith("| 1 |") and "1.000 ± 0.100" in line for line in lines) == 3
+    assert (
+        sum(line.startswith("| 1 |") and "1.000 ± 0.100 | 0.020 |" in line for line in lines) == 3
+    )
     assert choice.sweep == sweep.name
     assert sweep.names.name(choice.config) in lines[-1]

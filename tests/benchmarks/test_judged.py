@@ -35,7 +35,7 @@ def test_fronts_are_judged_by_another_sweep(tmp_path: Path) -> None:
     best = [trial.record.config for trial in front.members if trial.record.config is not None]
     whole, same, fewer = judged_hypervolumes(judge, [best, best, best[:-1]])
     assert whole.value == pytest.approx(front.hypervolume(front.reference_point())[0])
-    assert same == whole == (whole.value, 1, 0)
+    assert same == whole == (whole.value, 1, 0, 0)
     assert fewer.value < whole.value
     assert fewer.ratio == pytest.approx(fewer.value / whole.value)
     assert fewer.error > 0

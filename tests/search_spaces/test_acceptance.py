@@ -212,6 +212,15 @@ def test_a_budget_below_one_leaves_the_mass_that_it_declined() -> None:
     assert residual_of(rule, 1, None, omega=0.5) == normalised([0.30, 0.05, 0.20, 0.05, 0.15, 0.20])
 
 
+def test_without_neighbours_both_resamplings_are_one_rule() -> None:
+    budget = Constant(1.5)
+    for alone in (NoNeighbourhood(), Additive(k=1, delta=0.3), Multiplicative(k=4, lam=1.0)):
+        assert AcceptanceRule(alone, budget, "optimal") == AcceptanceRule(alone, budget, "paper")
+    # GSD's own residual is not the least biased one under a budget below 1
+    grouped = AcceptanceRule(Grouped(tolerance=0.0), Constant(0.6), "optimal")
+    assert grouped.resampling == "optimal"
+
+
 def test_optimal_resampling_zeroes_the_rejected_token_only() -> None:
     rule = AcceptanceRule(Additive(k=3, delta=0.6), resampling="optimal")
     assert residual_of(rule, 1, None) == residual_of(EXACT, 1, None)

@@ -67,11 +67,15 @@ def test_rows_are_a_straight_line() -> None:
 @pytest.mark.parametrize("made", [EntropyModulation, MarginModulation])
 @pytest.mark.parametrize("gamma", [-8.0, 8.0])
 def test_the_largest_powers_stay_finite(made: type[Any], gamma: float) -> None:
+    """At both ends of the reference."""
     probs = [[1.0, 0.0], [1 - 1e-7, 1e-7], [0.5, 0.5], [1e-30, 1.0]]
-    factor = made(gamma, limit=1000.0).factor(Nodes(torch.tensor(probs), torch.zeros(4)))
-    assert factor.isfinite().all()
-    assert (factor >= 0).all()
-    assert (factor <= 1000).all()
+    ends = made.fields()["reference"].range
+    for reference in (ends.low, ends.high):
+        modulation = made(gamma, reference, limit=1000.0)
+        factor = modulation.factor(Nodes(torch.tensor(probs), torch.zeros(4)))
+        assert factor.isfinite().all()
+        assert (factor >= 0).all()
+        assert (factor <= 1000).all()
 
 
 def test_probs_that_are_no_numbers_are_not_hidden() -> None:
@@ -170,6 +174,46 @@ def test_what_reads_probs_needs_a_temperature(modulation: Modulation) -> None:
     with pytest.raises(ConfigError) as caught:
         config.with_sampling(Sampling(temperature=0.0))
     assert caught.value.path == ("acceptance", "modulation")
+
+
+@pytest.mark.parametrize(
+    ("keys", "length", "temperature"),
+    [
+        ({}, 3, 1.0),
+        ({"schedule": "constant", "budget": 1.0}, 3, 1.0),
+        ({"schedule": "constant", "budget": 0.7}, 3, 1.0),
+        ({"schedule": "exponential", "budget": 0.9, "nu": 0.5}, 1, 1.0),  # one level: 0.9
+        ({"neighbourhood": "additive", "k": 1, "delta": 0.3}, 3, 1.0),
+        ({"verification": "block"}, 3, 1.0),
+        ({"neighbourhood": "typical"}, 3, 0.0),
+        ({"neighbourhood": "grouped", "schedule": "constant", "budget": 0.7}, 3, 0.0),
+    ],
+)
+def test_it_is_refused_where_nothing_is_relaxed(
+    keys: dict[str, Any], length: int, temperature: float
+) -> None:
+    """Else one setting would have two names."""
+    mapping = {
+        "drafter": "eagle",
+        "tree": {"policy": "chain", "length": length},
+        "acceptance": {"modulation": "row", **keys},
+    }
+    with pytest.raises(ConfigError) as caught:
+        DecodingConfig.from_mapping(mapping, Sampling()).with_sampling(Sampling(temperature))
+    assert caught.value.path == ("acceptance", "modulation")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"schedule": "exponential", "budget": 0.9, "nu": 0.5},  # 1.37, 0.83, 0.5
+        {"neighbourhood": "fuzzy", "distance": 0.3},
+        {"neighbourhood": "grouped", "schedule": "constant", "budget": 0.7},
+    ],
+)
+def test_it_goes_with_whatever_is_relaxed_somewhere(keys: dict[str, Any]) -> None:
+    mapping = {"drafter": "eagle", "tree": CHAIN, "acceptance": {"modulation": "row", **keys}}
+    assert DecodingConfig.from_mapping(mapping).acceptance.modulation == RowModulation()
 
 
 def test_rows_need_more_than_one() -> None:

@@ -20,6 +20,7 @@ from search_spaces.drafters import Eagle
 from search_spaces.neighbourhoods import Multiplicative
 from search_spaces.params import ConfigError, at
 from search_spaces.presets import PRESETS
+from search_spaces.schedules import Constant
 from search_spaces.space import Space
 from search_spaces.trees import Adjacency, Chain
 from search_spaces.trial import DecodingConfig, Sampling
@@ -177,6 +178,17 @@ def test_settings_outside_have_no_parameters(conditional: Space, name: str) -> N
     if name == "sjd":
         assert inside == {"space": "jacobi", "space=jacobi.tree.length": 15, "sampling.cfg": 2.0}
         assert conditional.params_of(PRESETS[name], Sampling(cfg=3.5)) is None
+
+
+def test_a_fixed_value_without_effect_leaves_a_setting_inside() -> None:
+    space = read(
+        "drafter: eagle\ntree: {policy: chain, length: {low: 2, high: 8}}\nacceptance: {budget: "
+        "{low: 1, high: 2}, resampling: optimal}\n"
+    )
+    config = DecodingConfig(Eagle(), Chain(3), AcceptanceRule(schedule=Constant(1.5)))
+    assert space.params_of(config) == {"tree.length": 3, "acceptance.budget": 1.5}
+    other = DecodingConfig(Eagle(), Chain(3), RULES["lantern"])
+    assert space.params_of(other) is None
 
 
 def test_spaces_that_are_finite_have_a_grid() -> None:

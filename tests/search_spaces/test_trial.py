@@ -414,6 +414,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {
+            "drafter": "eagle",
+            "tree": {"policy": "window", "length": 4},
+            "acceptance": {"verification": "traversal"},
+        },
+        (
+            "acceptance.verification: 'traversal' needs a tree that is the same in every pass, and "
+            "'window' is not; set tree.policy to static or chain"
+        ),
+    ),
+    (
+        {
             "drafter": "jacobi",
             "tree": {"policy": "branching", "length": 4, "width": 2, "depth": 2},
             "acceptance": {"verification": "traversal"},

@@ -114,6 +114,7 @@ def test_neither_is_lossless_but_typical_acceptance_at_temperature_0() -> None:
     ("tree", "is_fine"),
     [
         (CHAIN, True),
+        ({"policy": "window", "length": 3}, True),
         ({**CHAIN, "children": "top"}, False),
         ({"policy": "dynamic", "depth": 3, "width": 2, "nodes": 6}, False),
     ],

@@ -54,7 +54,7 @@ def check_predictable(configs: Iterable[DecodingConfig]) -> None:
     why = "; ".join(sorted(reasons)) or "it has no setting with a drafter"
     raise ValueError(
         f"space: replay can describe none of its settings ({why}); run the sweep with another "
-        "sampler"
+        "search.sampler, such as tpe"
     )
 
 

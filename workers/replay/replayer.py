@@ -71,8 +71,10 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
             ("tree", "policy"),
             f"replay cannot describe a {config.policy.kind!r} window; use 'chain'",
         )
-    has_drafter = config.drafter.has_weights and config.drafter.has_drafts
-    if not has_drafter and not config.drafter.keeps_window:
+    if not config.drafter.has_drafts:
+        problem = f"{config.drafter.kind!r} drafts nothing, so there is no rule to replay"
+        raise ConfigError(("drafter",), problem)
+    if not config.drafter.has_weights and not config.drafter.keeps_window:
         problem = (
             f"replay cannot describe {config.drafter.kind!r}, whose drafts may depend on the rule"
         )
@@ -89,6 +91,12 @@ def recording_key(config: DecodingConfig) -> RecordingKey:
         )
         raise ConfigError(("acceptance", "verification"), problem)
     policy = config.policy
+    if policy.adapts_to_rule and not policy.size_map:
+        problem = (
+            f"replay cannot describe {policy.kind!r}, whose drafts depend on what was accepted "
+            "before"
+        )
+        raise ConfigError(("tree", "policy"), problem)
     union_policy([policy])
     trees = policy.kind
     if policy.fixed is not None:

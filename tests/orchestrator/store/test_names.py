@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from orchestrator.replay.rounding import RoundingSampler
 from orchestrator.store.names import MAX_NAME, NO_SETTING, Form, SettingNames
 from search_spaces.acceptance import AcceptanceRule
-from search_spaces.drafters import DRAFTERS
-from search_spaces.neighbourhoods import NEIGHBOURHOODS
+from search_spaces.params import Params
+from search_spaces.plugins import Registry, is_external
 from search_spaces.presets import CATALOGUE
-from search_spaces.schedules import SCHEDULES
 from search_spaces.sweep import SweepConfig
 from search_spaces.temperatures import EntropyTemperature
-from search_spaces.trees import POLICIES
-from search_spaces.trial import DecodingConfig, Sampling
+from search_spaces.trial import SECTIONS, DecodingConfig, Sampling
 from tests.docs.pages import ROOT
 from tests.orchestrator.store.test_describe import BASE, configs, setting
 
@@ -129,25 +127,37 @@ def test_equal_names_mean_equal_settings(space: str, most: float) -> None:
     assert {config: together.name(config) for config in reversed(proposals)} == named
 
 
+def all_kinds() -> list[tuple[str, str, type[Params]]]:
+    """The tag, the name and the class of every kind of the project's."""
+    found = []
+    for section in SECTIONS.values():
+        for tag, options in section.tags.items():
+            assert isinstance(options, Registry)
+            known = options.all()
+            own = {kind: made for kind, made in known.items() if not is_external(made.__module__)}
+            found += [(tag, kind, made) for kind, made in own.items()]
+    return found
+
+
+def letters_of(params: type[Params]) -> str:
+    """Its keys that have a letter in names, as the documentation lists them."""
+    letters = {key: field.symbol for key, field in params.fields().items()}
+    return ", ".join(
+        f"`{letter}` {key}" for key, letter in letters.items() if letter not in ("", key)
+    )
+
+
 def test_the_documentation_explains_every_symbol() -> None:
     text = (ROOT / "docs" / "results.md").read_text("utf-8")
-    kinds = {
-        f"`{kind}`": kinds[kind]
-        for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES)
-        for kind in kinds
-    }
-    for part, params in (kinds | {"sampling": Sampling}).items():
-        letters = {key: field.symbol for key, field in params.fields().items()}
-        symbols = ", ".join(
-            f"`{letter}` {key}" for key, letter in letters.items() if letter not in ("", key)
-        )
-        assert not symbols or f"\n| {part} | {symbols} |\n" in text, symbols
+    rows = {"sampling": letters_of(Sampling)}
+    for tag, kind, params in all_kinds():
+        letters = letters_of(params)
+        others = [other for _, other, its in all_kinds() if other == kind and letters_of(its)]
+        rows[f"`{tag}: {kind}`" if len(others) > 1 else f"`{kind}`"] = letters
+    for part, letters in rows.items():
+        assert not letters or f"\n| {part} | {letters} |\n" in text, (part, letters)
     words = " ".join(text.split())
-    registries = (DRAFTERS, POLICIES, NEIGHBOURHOODS, SCHEDULES)
-    for owner in [
-        AcceptanceRule,
-        *(entry for registry in registries for entry in registry.values()),
-    ]:
+    for owner in [AcceptanceRule, *(params for _, _, params in all_kinds())]:
         forms = {
             kind: form
             for field in owner.fields().values()
@@ -162,10 +172,7 @@ def test_the_documentation_explains_every_symbol() -> None:
 
 
 def test_no_symbol_has_two_meanings_in_a_part() -> None:
-    for params in [
-        Sampling,
-        *(kinds[kind] for kinds in (POLICIES, NEIGHBOURHOODS, SCHEDULES) for kind in kinds),
-    ]:
+    for params in [Sampling, *(params for _, _, params in all_kinds())]:
         for kept in ("number", "is_list"):
             symbols = [field.symbol for field in params.fields().values() if getattr(field, kept)]
             assert len(set(symbols)) == len(symbols)

@@ -152,6 +152,11 @@ def test_it_is_the_dynamic_tree_as_wide_as_it_has_nodes(sampling: Sampling) -> N
         assert paths_of(best, row) == paths_of(dynamic, row)
 
 
+def test_no_path_is_longer_than_the_tree_has_nodes() -> None:
+    assert BestFirst(9, 4) == BestFirst(4, 4)
+    assert BestFirst(9, 4).bounds.depth == 4
+
+
 def test_replay_records_it_as_that_tree() -> None:
     assert union_policy([BestFirst(4, 40)]) == union_policy([Dynamic(4, 40, 40)])
 

@@ -168,6 +168,6 @@ def test_what_a_window_cannot_be_combined_with_is_refused_by_name(
 
 def test_replay_says_that_it_cannot_describe_it() -> None:
     config = DecodingConfig(Eagle(), Window(3), sampling=Sampling())
-    with pytest.raises(ConfigError, match="describe window") as refused:
+    with pytest.raises(ConfigError, match="describe 'window'") as refused:
         recording_key(config)
     assert refused.value.path == ("tree", "policy")

@@ -43,6 +43,10 @@ def test_rules_and_sizes_share_a_recording_but_kinds_of_children_do_not() -> Non
         (config(CHAIN, "jacobi", temperature=0.0), ("sampling", "temperature")),
         (config(CHAIN, verification="block"), ("acceptance", "verification")),
         (config({"policy": "none"}, "vertical"), ("drafter",)),
+        (config({"policy": "none"}, "rows"), ("drafter",)),
+        (config(CHAIN, "jacobi_rows"), ("drafter",)),
+        (config({"policy": "window", "length": 4}), ("tree", "policy")),
+        (config(CHAIN, verification="traversal"), ("acceptance", "verification")),
         (
             config({"policy": "branching", "length": 4, "width": 2, "depth": 1}, "jacobi"),
             ("tree", "policy"),
