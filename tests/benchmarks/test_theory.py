@@ -59,7 +59,8 @@ def test_the_exact_rule_accepts_what_theory_says(exact: Rounds) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "drafter"), [("lantern k100 δ0.1, optimal", "eagle"), ("uniform 1.5", "independent")]
+    ("name", "drafter"),
+    [("lantern k100 δ0.1, optimal", "eagle"), ("cool 1.5, by row", "independent")],
 )
 def test_theory_is_right_about_a_relaxed_rules_own_rounds(
     models: Models, exact: Rounds, name: str, drafter: str

@@ -68,7 +68,7 @@ CASES = [
     ("margin", "typical", "chain", "sampled"),
     ("row", "uniform", "chain", "sampled"),
     ("row", "grouped", "tree", "top"),
-    ("peaked", "under", "chain", "top"),
+    ("peaked", "cool linear", "chain", "top"),  # with budgets above and below 1
 ]
 
 
@@ -129,7 +129,7 @@ def test_replay_expects_what_is_enumerated(
 ) -> None:
     """Of chosen children to rounding, of sampled ones within 5 standard errors."""
     draws = 8000 if children == "sampled" else 100
-    engine = engine_of("flat", "under", shape, children)  # any rule: replay applies another
+    engine = engine_of("flat", "uniform", shape, children)  # any rule: replay applies another
     recorder = StepRecorder(Sampling(), LOOKUP.codebook)  # type: ignore[arg-type]
     engine.observer = recorder
     with torch.inference_mode():
