@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -132,8 +132,7 @@ def all_kinds() -> list[tuple[str, str, type[Params]]]:
     found = []
     for section in SECTIONS.values():
         for tag, options in section.tags.items():
-            assert isinstance(options, Registry)
-            known = options.all()
+            known = cast("Registry[type[Params]]", options).all()
             own = {kind: made for kind, made in known.items() if not is_external(made.__module__)}
             found += [(tag, kind, made) for kind, made in own.items()]
     return found
@@ -157,7 +156,8 @@ def test_the_documentation_explains_every_symbol() -> None:
     for part, letters in rows.items():
         assert not letters or f"\n| {part} | {letters} |\n" in text, (part, letters)
     words = " ".join(text.split())
-    for owner in [AcceptanceRule, *(params for _, _, params in all_kinds())]:
+    owners: list[type[Params]] = [AcceptanceRule, *(params for _, _, params in all_kinds())]
+    for owner in owners:
         forms = {
             kind: form
             for field in owner.fields().values()
@@ -172,7 +172,8 @@ def test_the_documentation_explains_every_symbol() -> None:
 
 
 def test_no_symbol_has_two_meanings_in_a_part() -> None:
-    for params in [Sampling, *(params for _, _, params in all_kinds())]:
+    parts: list[type[Params]] = [Sampling, *(params for _, _, params in all_kinds())]
+    for params in parts:
         for kept in ("number", "is_list"):
             symbols = [field.symbol for field in params.fields().values() if getattr(field, kept)]
             assert len(set(symbols)) == len(symbols)

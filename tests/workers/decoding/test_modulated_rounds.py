@@ -20,8 +20,10 @@ from search_spaces.modulations import Modulation
 from search_spaces.rules.entropy import EntropyModulation
 from search_spaces.rules.margin import MarginModulation
 from search_spaces.rules.row import RowModulation
+from search_spaces.schedules import Constant
 from search_spaces.trees import Chain, Static
 from search_spaces.trial import DecodingConfig, Sampling
+from tests.fakes.toys import BASE, toy_drafter, toy_target
 from tests.oracles import modulations, rounds, rules, tabular
 from tests.workers.decoding.test_accept_distribution import (
     CODES,
@@ -38,6 +40,7 @@ from tests.workers.decoding.test_accept_distribution import (
 )
 from tests.workers.replay.test_outcomes import by_first
 from workers.decoding.engine import Engine
+from workers.decoding.state import Request
 from workers.models.target import Grid
 from workers.replay.outcomes import step_outcomes
 from workers.replay.recording import StepRecorder
@@ -145,9 +148,6 @@ def test_replay_expects_what_is_enumerated(
 
 
 def test_a_factor_of_1_changes_no_token_and_0_gives_the_exact_rules() -> None:
-    from tests.fakes.toys import toy_drafter, toy_target
-    from workers.decoding.state import Request
-
     target = toy_target()
     captions = [Request(n, caption) for n, caption in enumerate(["abc", "de", "fghij"])]
 
@@ -163,3 +163,24 @@ def test_a_factor_of_1_changes_no_token_and_0_gives_the_exact_rules() -> None:
     exact = tokens(AcceptanceRule())
     assert tokens(replace(uniform, modulation=RowModulation(0.0, 0.0))) == exact
     assert tokens(uniform) != exact
+
+
+def test_a_greedy_draft_is_relaxed_by_its_own_row() -> None:
+    """At temperature 0, with an exact first row and a second one in which all drafts are
+    accepted.
+    """
+    target = toy_target(config=replace(BASE, rows=2))
+    captions = [Request(n, "abcdefgh"[: n + 1]) for n in range(8)]
+
+    def tokens(rule: AcceptanceRule) -> list[list[int]]:
+        config = DecodingConfig(Eagle(), Chain(3), rule, Sampling(temperature=0.0))
+        results = Engine(target, config, toy_drafter("eagle", target), batch_size=8).run(captions)
+        found = sorted(results, key=lambda result: result.request.caption_id)
+        return [result.tokens.tolist() for result in found]
+
+    loose = AcceptanceRule(schedule=Constant(1e6), modulation=RowModulation(0.0, 1.0))
+    relaxed, exact = tokens(loose), tokens(AcceptanceRule())
+    cols = target.grid.cols
+    pairs = list(zip(relaxed, exact, strict=True))
+    assert all(one[:cols] == other[:cols] for one, other in pairs)
+    assert any(one[cols] != other[cols] for one, other in pairs)
