@@ -162,7 +162,7 @@ def main() -> None:
         "--top-k", type=int, help="filter of both models' probs (default: the built-in model's)"
     )
     parser.add_argument(
-        "--modulation", choices=MODULATIONS.all(), help="with this modulation of the budgets"
+        "--modulation", choices=MODULATIONS.all(), help="with this modulation, presets that relax"
     )
     parser.add_argument(
         "--largest", action="store_true", help="adjacency trees of the largest size of their ranges"
@@ -173,6 +173,8 @@ def main() -> None:
     for name in args.only:
         config = CATALOGUE[name].config
         if args.modulation:
+            if not config.acceptance.relaxes(1.0, config.policy.bounds.depth):
+                continue  # there is nothing to modulate
             modulation = MODULATIONS.lookup(args.modulation)()
             rule = replace(config.acceptance, modulation=modulation)
             config = replace(config, acceptance=rule)
