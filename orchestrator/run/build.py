@@ -109,10 +109,6 @@ class Build:
         self._results = []
         return results
 
-    def is_wanted(self, name: str) -> bool:
-        """Whether a trial that runs wants a file."""
-        return name in self._wanted
-
     def wait(self, name: str) -> None:
         """Wait for a wanted file. Results that arrive meanwhile are kept for `collect`.
 

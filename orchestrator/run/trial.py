@@ -455,24 +455,20 @@ class Trials:
     def _emit_start(
         self, kind: type[events.TrialStarted], proposal: Proposal, first: Rung, last: Rung
     ) -> None:
-        """Say how many shards a trial has, and how many are missing. A trial that goes on needs
-        those of its next rung. Any other needs all, though racing may stop it before the last.
+        """Say how many shards of images a trial has, and how many are missing. A trial that goes on
+        needs those of its next rung. Any other needs all, though racing may stop it before the
+        last.
         """
         assert proposal.config is not None
-        sessions = self.sessions.of(proposal.config)[-1:]
-        made = self.build.files
-        own = [
-            name for name in names(sessions) if name not in made and not self.build.is_wanted(name)
-        ]
-        total = {*names(last.files), *own}
-        needed = {*names(first.files), *own} if kind is events.TrialResumed else total
+        total = set(names(last.files))
+        needed = set(names(first.files)) if kind is events.TrialResumed else total
         self.emit(
             kind(
                 trial=proposal.number,
                 label=proposal.label,
                 setting=self.names.name(proposal.config),
                 images=last.images,
-                shards=len(needed.difference(made)),
+                shards=len(needed.difference(self.build.files)),
                 total_shards=len(total),
                 config=proposal.config.flat(),
             )

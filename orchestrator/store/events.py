@@ -131,7 +131,7 @@ class TrialStarted(TrialEvent):
 
     event: ClassVar[str] = "trial_started"
     images: int  # of all captions
-    shards: int  # that do not exist yet; racing may stop the trial before the last
+    shards: int  # of images, that do not exist yet; racing may stop the trial before the last
     total_shards: int
     config: Mapping[str, Any]
 

@@ -13,6 +13,7 @@ from workers.data.checked_json import OtherVersionError
 from workers.data.storage import Storage
 
 _RECENT_EVENTS = 3
+_VANILLA = 0  # number of its trial
 
 
 @dataclass(slots=True)
@@ -23,12 +24,25 @@ class RunningTrial:
     images: int  # of all captions
     missing: int  # shards that do not exist yet; racing may stop the trial before the last
     shards: int
+    started: float
     seconds: float = 0.0  # spent on its shards in this launch
 
     @property
     def share(self) -> float:
-        """The share that is done. The measurement after the last shard counts as a shard."""
-        return (self.shards - self.missing) / (self.shards + 1)
+        """The share of its images that is done."""
+        return (self.shards - self.missing) / self.shards if self.shards else 1.0
+
+
+@dataclass(slots=True)
+class Work:
+    """What the shards of some trials took in a launch."""
+
+    images: int = 0
+    seconds: float = 0.0  # of workers
+
+    def add(self, shard: events.Shard) -> None:
+        self.images += shard.images if shard.has_images else 0
+        self.seconds += shard.seconds
 
 
 @dataclass(slots=True)
@@ -39,10 +53,38 @@ class Pace:
     """
 
     given: float = 0.0  # share of the budget that the launch found done, or copied
-    costs: list[float] = field(default_factory=list)  # seconds of the shards of each trial
-    began: float | None = None  # when the first shard was
-    worked: float = 0.0  # seconds of the workers on shards
-    last_shard: float = 0.0  # when it came
+    # without the timing sessions that are its, which are those of all settings of `enqueue`
+    vanilla: Work = field(default_factory=Work)
+    others: Work = field(default_factory=Work)
+    costs: list[float] = field(default_factory=list)  # seconds of each finished one of the others
+    # when the first shard was begun, or what is prepared before was done; the others are since then
+    began: float | None = None
+    ended: dict[str, float] = field(default_factory=dict)  # when the last shard of a worker came
+    busy: Counter[str] = field(default_factory=Counter)  # seconds of each worker on shards
+    idle: Counter[str] = field(default_factory=Counter)  # and between them
+    longest: float = 0.0  # seconds of a shard
+    at_once: int = 0  # the most shards of images that there were to draw
+
+    @property
+    def last_shard(self) -> float:
+        """When it came."""
+        return max(self.ended.values(), default=0.0)
+
+    def add(self, shard: events.Shard, now: float) -> None:
+        """Take a shard that a worker has written now."""
+        begin = now - shard.seconds
+        if self.began is None:
+            self.began = begin
+        before = max(self.ended.get(shard.worker, begin), self.began)
+        if shard.worker in self.busy:
+            self.idle[shard.worker] += max(begin - before, 0.0)
+        self.busy[shard.worker] += now - max(begin, before)
+        self.ended[shard.worker] = now
+        self.longest = max(self.longest, shard.seconds)
+        if shard.has_images and shard.trial == _VANILLA:
+            self.vanilla.add(shard)
+        elif shard.trial != _VANILLA:
+            self.others.add(shard)
 
 
 @dataclass(slots=True)
@@ -96,11 +138,8 @@ class SweepProgress:
             case events.Launch():
                 self._begin(event)
             case events.TrialStarted():
-                name = clean(event.label or event.setting)
-                self.running[event.trial] = RunningTrial(
-                    name, event.images, event.shards, event.total_shards
-                )
-                is_given = True
+                is_given = event.trial not in self.running
+                self._start(event, now)
             case events.Shard():
                 self._add_shard(event, now)
                 is_given = event.taken_from is not None
@@ -119,6 +158,10 @@ class SweepProgress:
                     self.lost.append(event)
             case events.Phase():
                 self.phase = event.phase
+                if not event.phase:
+                    self.pace.began = now
+                    self.pace.busy.clear()
+                    self.pace.idle.clear()
             case events.Plateau():
                 self.plateau = event
             case events.Identified():
@@ -154,21 +197,28 @@ class SweepProgress:
         else:
             self.lost.append(launch)  # the same launch on another cluster
 
+    def _start(self, event: events.TrialStarted, now: float) -> None:
+        """Start a trial, or go on with one that runs: it needs more images than it had."""
+        name = clean(event.label or event.setting)
+        before = self.running.get(event.trial)
+        seconds = 0.0 if before is None else before.seconds
+        self.running[event.trial] = RunningTrial(
+            name, event.images, event.shards, event.total_shards, now, seconds
+        )
+        missing = sum(trial.missing for trial in self.running.values())
+        self.pace.at_once = max(self.pace.at_once, missing)
+
     def _add_shard(self, shard: events.Shard, now: float) -> None:
         if shard.has_images:
             self.images[shard.trial] += shard.images
             if shard.taken_from is not None:
                 self.copied[shard.trial] += shard.images
         trial = self.running.get(shard.trial)
-        if trial is not None:
+        if trial is not None and shard.has_images:
             trial.missing = max(trial.missing - 1, 0)
         if shard.taken_from is not None:
             return
-        pace = self.pace
-        pace.last_shard = now
-        if pace.began is None:
-            pace.began = now - shard.seconds
-        pace.worked += shard.seconds
+        self.pace.add(shard, now)
         if trial is not None:
             trial.seconds += shard.seconds
 
@@ -184,7 +234,7 @@ class SweepProgress:
         self._done_images += event.images
         if event.new:
             self.note = ""
-            if trial is not None and trial.seconds:
+            if trial is not None and trial.seconds and event.trial != _VANILLA:
                 self.pace.costs.append(trial.seconds)
         return event.new and (trial is None or trial.seconds > 0)
 
@@ -200,6 +250,29 @@ class SweepProgress:
             images = self._done_images + sum(trial.share * trial.images for trial in running)
             shares.append(images / self.planned_images)
         return min(max(shares), 1.0) if shares else None
+
+    @property
+    def mean_images(self) -> float:
+        """The images of a trial: the mean over those that have finished or run; 0 without any."""
+        running = [trial.images for trial in self.running.values()]
+        count = self.done + len(running)
+        return (self._done_images + sum(running)) / count if count else 0.0
+
+    @property
+    def images_left(self) -> float | None:
+        """The images that the rest of the budget takes, if trials that have not started have
+        `mean_images`; None without a budget of trials or images.
+        """
+        running = self.running.values()
+        left = []
+        if self.planned:
+            waiting = max(self.planned - self.done - len(running), 0)
+            rest = sum((1 - trial.share) * trial.images for trial in running)
+            left.append(rest + waiting * self.mean_images)
+        if self.planned_images:
+            drawn = self._done_images + sum(trial.share * trial.images for trial in running)
+            left.append(max(self.planned_images - drawn, 0.0))
+        return min(left) if left else None
 
     @property
     def has_earlier_work(self) -> bool:

@@ -230,23 +230,25 @@ def test_a_trial_that_starts_says_how_many_shards_it_lacks(tmp_path: Path) -> No
     with pytest.raises(KeyboardInterrupt):
         run(config, tmp_path / "cut", dying := Dying(37))
     for name in dying.ran:
-        # without these, the first trial has those of all before it timed again
-        if name.startswith("timings/"):
+        if name.startswith("shards/"):
             Storage(str(tmp_path / "cut")).write(name, b"")
     run(config, tmp_path / "cut", InstantWorkers(), emit=events.append)
     run(config, tmp_path / "whole", InstantWorkers(), emit=whole.append)
     starts = [event for event in events if isinstance(event, TrialStarted)]
     started = {event.trial: event.shards for event in starts}
     total = {event.trial: event.total_shards for event in starts}
-    shards = [event for event in events if isinstance(event, Shard)]
-    drawn = Counter(shard.trial for shard in shards)
+    drawn = images_shards(events)
     assert started == {number: drawn[number] for number in started}
     assert len(set(started.values())) > 1, "the first ones had shards already"
-    at_once = Counter(
-        event.trial for event in whole if isinstance(event, Shard) and event.kind == "quality"
+    at_once = images_shards(whole)
+    assert total == {number: at_once[number] for number in total}
+
+
+def images_shards(emitted: Sequence[Event]) -> Counter[int]:
+    """How many shards of images each trial has."""
+    return Counter(
+        event.trial for event in emitted if isinstance(event, Shard) and event.has_images
     )
-    timed = Counter(shard.trial for shard in shards if shard.kind == "timing")
-    assert total == {number: at_once[number] + timed[number] for number in total}
 
 
 def test_a_duplicate_config_is_not_run_again(tmp_path: Path) -> None:

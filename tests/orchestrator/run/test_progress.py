@@ -101,7 +101,7 @@ def test_headline() -> None:
     assert (
         text
         == "30 % · 3/10 trials, 1 failed · 40 images, 1.9/s · 2 workers · 0:21 elapsed · 0:01 left "
-        "(0:00 to 0:02)"
+        "(0:01 to 0:03)"
     )
     assert headline(after(trials=None)).startswith("0 trials · 0 images, ")
     assert headline(after(finished(0, new=False))).startswith("10 % · 1/10 trials · 0 new images, ")
