@@ -29,7 +29,8 @@ def export(
     selection: q.TrialOptions,
     with_weights: bool = o.flag(
         "Include the files of the target and of the drafter, copied (large weights are hard links on "
-        "the same disk), and a models.yaml that names them. The built-in model's are part of this project."
+        "the same disk), and a models.yaml that names them. Those of the built-in model are checked "
+        "and not copied: they are part of this project."
     ),
     out: str = o.option(
         "Folder to write; created if missing.", "DIR", default="export", callback=o.output_path
@@ -40,7 +41,8 @@ def export(
     and README.md, a model card as the Hugging Face Hub reads it, with what was measured, the drafter
     and the flags of published code (LANTERN, EAGLE, SJD, GSD) or why they cannot express it.
     """
-    from orchestrator.shown.export import CAPTIONS, export_files
+    from orchestrator.shown.export import CAPTIONS, export_files, models_place
+    from orchestrator.shown.status import untimed_notes
 
     if not selection.is_given():
         raise CommandError(
@@ -52,6 +54,8 @@ def export(
             f"trial {trial.number} was not measured: {trial.record.cause or trial.record.state}",
             FAILED,
         )
+    for text in untimed_notes(trial.sweep, [trial.record]):
+        typer.echo(f"note: {clean(text)}", err=True)
     files = export_files(trial, with_weights=with_weights)
     write_folder(Path(out), files)
     names = dict.fromkeys(name.partition("/")[0] for name in files)
@@ -62,3 +66,4 @@ def export(
         )
         typer.echo(note, err=True)
     typer.echo(clean(f"{out}: {trial.heading} ({', '.join(names)})"))
+    typer.echo(clean(models_place(trial, files)))

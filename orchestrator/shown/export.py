@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,7 @@ def export_files(trial: Trial, *, with_weights: bool = False) -> dict[str, bytes
     """The folder's files by name: their bytes, or the files that they are copies of.
 
     The captions are left out if vanilla's images are not there. with_weights: include the target's
-    files and the drafter's. Those of the built-in model are part of this project.
+    files and the drafter's, except those of the built-in model, which are part of this project.
 
     Raises:
         ValueError, OSError: weights are missing, damaged, or not the sweep's.
@@ -89,8 +89,9 @@ def export_files(trial: Trial, *, with_weights: bool = False) -> dict[str, bytes
 
     models = absolute_source(trial.models)
     files: dict[str, bytes | Path] = {}
-    if with_weights and trial.models != BUILTIN:
+    if with_weights:
         files = _weight_files(trial, find_entry(models))
+    if files:
         models = MODELS
     script = _SCRIPT.format(
         title=clean(trial.title),
@@ -106,16 +107,32 @@ def export_files(trial: Trial, *, with_weights: bool = False) -> dict[str, bytes
         SETTING: trial.config_text,
         SCRIPT: script,
         REQUIREMENTS: _requirements(trial),
-        PAGE: _page(trial, is_whole=bool(files), has_captions=bool(captions)),
+        PAGE: _page(trial, models_place(trial, files), has_captions=bool(captions)),
     }
     if captions:
         texts[CAPTIONS] = captions
     return {name: text.encode() for name, text in texts.items()} | files
 
 
+def models_place(trial: Trial, files: Container[str]) -> str:
+    """A sentence on where the script of an exported folder with these files has its models from."""
+    if MODELS in files:
+        return (
+            f"The models are in {WEIGHTS}, by {MODELS}; the licences of their authors apply to "
+            "them."
+        )
+    if trial.models == BUILTIN:
+        version = trial.sweep.identity.versions.get(_PROJECT, "")
+        return (
+            "The models are the built-in ones, whose weights are part of "
+            f"{f'{_PROJECT} {version}'.rstrip()}; this folder has no copy of them."
+        )
+    return f"The models are not in this folder; {SCRIPT} has their place."
+
+
 def _weight_files(trial: Trial, entry: Entry) -> dict[str, bytes | Path]:
     """The files that the setting is loaded from, below `weights`, and a models.yaml that names them
-    by their places there.
+    by their places there; nothing for the built-in model.
     """
     from workers.models.checkpoint_files import WeightsError, content_hash, weight_files
 
@@ -129,6 +146,8 @@ def _weight_files(trial: Trial, entry: Entry) -> dict[str, bytes | Path]:
         raise WeightsError(
             f"{', '.join(differing)}: not the sweep's weights; restore the originals"
         )
+    if trial.models == BUILTIN:
+        return {}
     files: dict[str, bytes | Path] = {}
 
     def place(key: str, path: Path, parts: Mapping[str, str]) -> str:
@@ -180,9 +199,9 @@ def _requirements(trial: Trial) -> str:
     return "\n".join([clean(f"# Python {versions.get('python', '')}").rstrip(), *pinned, ""])
 
 
-def _page(trial: Trial, *, is_whole: bool, has_captions: bool) -> str:
-    """A model card as the Hugging Face Hub reads it. is_whole: the folder has the weights.
-    has_captions: it has captions.txt.
+def _page(trial: Trial, models: str, *, has_captions: bool) -> str:
+    """A model card as the Hugging Face Hub reads it. models: see `models_place`. has_captions: the
+    folder has captions.txt.
     """
     identity = trial.sweep.identity
     sweep = markdown(identity.name)
@@ -191,12 +210,6 @@ def _page(trial: Trial, *, is_whole: bool, has_captions: bool) -> str:
     lossless = "is not lossless"
     if trial.is_lossless:
         lossless = "leaves the distribution of images as it is"
-    models = f"`{SCRIPT}` names the models."
-    if is_whole:
-        models = (
-            f"The models are in `{WEIGHTS}`, by `{MODELS}`. The licences of their authors apply to "
-            "them."
-        )
     captions = ""
     if not has_captions:
         captions = f" It reads captions from `{CAPTIONS}`, one a line, which is yours to write."
@@ -210,9 +223,9 @@ def _page(trial: Trial, *, is_whole: bool, has_captions: bool) -> str:
         "## Draw images",
         f"Install {_PROJECT} {version} from its repository or a wheel of it; then:",
         markdown_block(draw, "sh"),
-        f"{models} The last line measures on your machine how much faster than vanilla decoding "
-        f"the setting is, and compares it with the table.{captions} `specfrontier generate "
-        f"--config {SETTING}` takes the setting, too.{''.join(plugins)}",
+        f"{markdown(models)} The last line measures on your machine how much faster than vanilla "
+        f"decoding the setting is, and compares it with the table.{captions} `specfrontier "
+        f"generate --config {SETTING}` takes the setting, too.{''.join(plugins)}",
         *_drafter(trial),
         "## In published code",
         *_published(trial),

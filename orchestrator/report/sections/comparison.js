@@ -7,22 +7,19 @@ import { formatMeasured, formatNumber, formatTick } from "../assets/format.js";
 const TERMS =
   "More hypervolume: of the first front, with the error of the difference; trials on equal captions are paired. " +
   "Epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range; " +
-  "0 or less: it already does. Covers: the share of the second front that the first equals or dominates.";
+  "0 or less: it already does. Reverse epsilon: how much the second must, to match the first. Covers: the share of the " +
+  "second front that the first equals or dominates. Is covered: the share of the first that the second does.";
 
 export function draw(host, { metrics, reference, sizes, hypervolumes, hypervolume_errors: errors, pairs, notes }) {
   const corner = metrics.map((name, i) => `${metricTitle(name)} ${formatTick(reference[i])}`).join(", "),
     names = Object.keys(sizes).sort((a, b) => hypervolumes[b] - hypervolumes[a]),
     fronts = names.map((name) => [name, ...sizes[name], formatMeasured([hypervolumes[name], errors[name]])]);
-  const row = (first, second, [more, error], epsilon, covers) => [
+  const row = ({ first, second, difference, epsilon, coverage }) => [
     first,
     second,
-    formatMeasured([more, error]),
-    formatNumber(epsilon, 3),
-    `${Math.round(100 * covers)} %`,
-  ];
-  const bothWays = ({ first, second, difference: [more, error], epsilon, coverage }) => [
-    row(first, second, [more, error], epsilon[0], coverage[0]),
-    row(second, first, [-more, error], epsilon[1], coverage[1]),
+    formatMeasured(difference),
+    ...epsilon.map((amount) => formatNumber(amount, 3)),
+    ...coverage.map((share) => `${Math.round(100 * share)} %`),
   ];
   const isNumber = (i) => i > 0,
     panel = (file, table) => el("div.panel.scroll", withDownload(file, table));
@@ -33,7 +30,11 @@ export function draw(host, { metrics, reference, sizes, hypervolumes, hypervolum
     el("p.lead", `Up to the reference point ${corner}. `, TERMS),
     panel(
       "pairs.csv",
-      grid(["front", "against", "more hypervolume", "epsilon", "covers"], pairs.flatMap(bothWays), isNumber),
+      grid(
+        ["front", "against", "more hypervolume", "epsilon", "reverse epsilon", "covers", "is covered"],
+        pairs.map(row),
+        (i) => i > 1,
+      ),
     ),
   );
 }

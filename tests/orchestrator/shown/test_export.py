@@ -35,6 +35,7 @@ from orchestrator.shown.export import (
     SETTING,
     WEIGHTS,
     export_files,
+    models_place,
 )
 from orchestrator.store.config_file import MeasuredSpeed
 from search_spaces.documents import read_document
@@ -349,7 +350,21 @@ def test_a_folder_with_its_weights_can_be_moved(
     load_entry(entry, torch.device("cpu")).engine(
         DecodingConfig.from_mapping(config), seed=0, batch_size=1
     )
-    assert f"by `{MODELS}`" in (moved / PAGE).read_text()
+    assert f"by {MODELS}" in (moved / PAGE).read_text()
+
+
+def test_the_weights_of_the_built_in_model_are_the_projects(sweep: Path, tmp_path: Path) -> None:
+    """They are checked; the card and the command say that the folder has no copy of them."""
+    trial = eagle_trial(sweep, models=builtin_files())
+    files = export_files(trial, with_weights=True)
+    assert set(files) == FILES
+    said = models_place(trial, files)
+    assert "part of specfrontier 0.1.0" in said
+    assert said in texts_of(trial)[PAGE].decode()
+    with pytest.raises(ValueError, match="not the sweep's weights"):
+        export_files(eagle_trial(sweep, models={"target": "0" * 16}), with_weights=True)
+    done = specfrontier("export", str(sweep), "--trial", "0", "--out", str(tmp_path / "out"))
+    assert said in done.out.splitlines()
 
 
 def test_all_kinds_of_weights_are_taken_along(sweep: Path, tmp_path: Path) -> None:
