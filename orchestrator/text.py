@@ -48,6 +48,11 @@ def ranges(numbers: Sequence[int]) -> str:
     return ", ".join(parts)
 
 
+def some_trials(numbers: Sequence[int], total: int) -> str:
+    """Some of the trials by their rising numbers: `3 of 9 trials (2, 4, 7)`."""
+    return f"{len(numbers)} of {counted(total, 'trial')} ({ranges(numbers)})"
+
+
 def describe_duration(seconds: float) -> str:
     """A duration in days, hours, minutes or seconds: `5.2 minutes`, `43 seconds`."""
     sizes = (("days", 86400), ("hours", 3600), ("minutes", 60))

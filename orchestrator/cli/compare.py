@@ -49,7 +49,7 @@ class Kind:
     by: str | None = option(
         "Compare trials grouped by the values of this column, or by the kinds of a whole part: "
         "acceptance (neighbourhood, schedule and resampling), tree, drafter. Or `device`: a "
-        "sweep's fronts at the prices of all devices and batch sizes that it has, side by side.",
+        "sweep's speeds and fronts on all devices and at all batch sizes that it was timed on.",
         "COLUMN",
     )
     published: bool = flag(
@@ -169,24 +169,27 @@ def _check_options(
 
 
 def _on_all_machines(sweep: Sweep) -> list[Sweep]:
-    """The sweep at the prices of each device and batch size that it has.
+    """The sweep with its speeds on each device and at each batch size that it was timed on.
 
     Raises:
-        QueryError: it has prices of one only.
+        QueryError: it was timed on one only.
     """
     from orchestrator.store import files
     from orchestrator.store.prices import Machine
 
     machines = Machine.all(sweep.prices)
     if len(machines) < 2:
-        has = f"prices of {machines[0]} only" if machines else "no prices of a device"
+        where = f"on {machines[0]} only" if machines else "on no device"
         time = files.command(sweep.storage, "time")
-        raise QueryError(f"sweep {sweep.name} has {has}; `{time}` measures others")
+        raise QueryError(
+            f"sweep {sweep.name} was timed {where}; `{time}` times it on another device, or at "
+            "another --batch"
+        )
     return [sweep.priced_on(machine) for machine in machines]
 
 
 def _by_device(sweeps: Sequence[Sweep], query: o.Query) -> tuple[dict[str, Any], list[str]]:
-    """The trials on the front of any device, and vanilla: their prices on all of them, by the
+    """The trials on the front of any device, and vanilla: their speeds on all of them, by the
     sweep's place. sweeps: on each device.
     """
     from orchestrator.cli.devices import side_by_side
@@ -219,8 +222,7 @@ def _write_page(
     from orchestrator.report.page import page_data, render
 
     metrics = [metric.name for metric in front.metrics]
-    sentences = [f"{text}." for text in warnings]
-    data = page_data(sweeps, say, metrics, comparison=found, warnings=sentences)
+    data = page_data(sweeps, say, metrics, comparison=found, warnings=warnings)
     return write_output(out or "compare.html", render(data).encode())
 
 

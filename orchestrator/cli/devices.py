@@ -1,4 +1,4 @@
-"""The settings of one sweep on several devices: their prices side by side, and on whose front each
+"""The settings of one sweep on several devices: their speeds side by side, and on whose front each
 of them is.
 """
 
@@ -85,7 +85,7 @@ def _lines(
     speeds: Sequence[str],
     others: Sequence[str],
 ) -> list[str]:
-    """A table with a column for each price, and what its columns are of. settings: of the rows, by
+    """A table with a column for each speed, and what its columns are of. settings: of the rows, by
     name.
     """
     several = len(sweeps) > 1

@@ -21,7 +21,7 @@ from orchestrator.outputs import (
     table_bytes,
     write_output,
 )
-from orchestrator.text import counted
+from orchestrator.text import counted, some_trials
 
 if TYPE_CHECKING:
     from orchestrator.front.choice import Choice
@@ -44,7 +44,6 @@ Examples:
 """
 
 _NO_CHOICE = "--config: add --trial N, --best LIMIT, --lossless or --knee to choose the config"
-_MAX_LISTED = 10  # trials in a note
 _MIN_INCHES = 2.0  # sides of a plot
 _MAX_INCHES = 40.0
 
@@ -266,18 +265,13 @@ def _unmeasured(front: Front) -> list[str]:
         for metric in front.metrics:
             if sweep.machine is not None and is_priced(metric.name):
                 continue
-            missing = [
-                str(record.number) for record in complete if metric.name not in record.metrics
-            ]
+            missing = [record.number for record in complete if metric.name not in record.metrics]
             if not missing:
                 continue
-            trials = ", ".join(missing[:_MAX_LISTED])
-            if len(missing) > _MAX_LISTED:
-                trials += ", ..."
+            trials = some_trials(missing, len(complete))
             if len(front.sweeps) > 1:
                 trials += f" of {name}"
-            word = "trial" if len(missing) == 1 else "trials"
-            notes.append(f"{metric.name} was not measured in {word} {trials}")
+            notes.append(f"{metric.name} was not measured in {trials}")
     return notes
 
 

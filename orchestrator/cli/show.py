@@ -35,10 +35,13 @@ def show_trial(
     of its values with errors, against vanilla's; its keys; its images.
     """
     from orchestrator.front.front import front_of
+    from orchestrator.shown.status import untimed_notes
 
     front = front_of([o.open_sweep(sweep, prices)], feasible=False)
     trial = for_output(front, long=False, as_json=as_json).trial(number)
-    show(_facts(trial), _lines(trial), as_json=as_json)
+    notes = untimed_notes(trial.sweep, [trial.record])
+    lines = [*_lines(trial), *(f"note: {text}" for text in notes)]
+    show(_facts(trial) | {"warnings": notes}, lines, as_json=as_json)
 
 
 def _facts(trial: Candidate) -> dict[str, Any]:

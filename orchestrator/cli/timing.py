@@ -17,7 +17,6 @@ from workers.runtime.process import prefer_threads
 
 if TYPE_CHECKING:
     from orchestrator.cli.session_timer import SessionTimer
-    from orchestrator.front.trial import Trial
     from orchestrator.store.records import TrialRecord
     from orchestrator.store.sweep import Sweep
 
@@ -102,6 +101,7 @@ def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
     """
     from orchestrator.front.choice import recommend
     from orchestrator.front.front import front_of
+    from orchestrator.front.questions import trial_rows
 
     if choice.trial and choice.where:
         raise CommandError(
@@ -112,19 +112,19 @@ def _chosen_records(sweep: Sweep, choice: Choice) -> list[TrialRecord]:
         raise CommandError(
             f"sweep {sweep.name}: vanilla has not finished, with which settings are timed", FAILED
         )
-    front = front_of([sweep], where=choice.where or (), feasible=not choice.where)
-    trials: Sequence[Trial]
-    if choice.trial:
-        trials = [front.trial(number) for number in choice.trial]
-    elif choice.where:
-        trials = front.candidates
+    if choice.where:
+        numbers = set(trial_rows(sweep, choice.where, ["number"])["number"].to_pylist())
+        complete = [record for record in sweep.records if record.is_complete]
+        records = [record for record in complete if record.number in numbers]
     else:
-        trials = recommend(front).decisive
-    if choice.where and not trials:
+        front = front_of([sweep])
+        numbered = [front.trial(number) for number in choice.trial or ()]
+        records = [trial.record for trial in numbered or recommend(front).decisive]
+    if choice.where and not records:
         raise CommandError(
-            f"no measured trial matches --where {' and '.join(choice.where)}", WRONG_USAGE
+            f"no complete trial matches --where {' and '.join(choice.where)}", WRONG_USAGE
         )
-    return [vanilla, *(trial.record for trial in trials if trial.record is not vanilla)]
+    return [vanilla, *(record for record in records if record is not vanilla)]
 
 
 def _update_tables(sweep: Sweep, timer: SessionTimer) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any
@@ -18,19 +18,17 @@ from orchestrator.front.plateau import plateau_notes, plateau_state
 from orchestrator.store import files, launches
 from orchestrator.store.identity import Identity
 from orchestrator.store.names import trial_title
-from orchestrator.store.prices import is_priced
+from orchestrator.store.prices import Machine, is_priced, min_images
 from orchestrator.store.progress import SweepProgress, read_progress
 from orchestrator.store.records import State, TrialRecord
 from orchestrator.store.sweep import Sweep
-from orchestrator.text import counted
+from orchestrator.text import counted, some_trials
+from search_spaces.constraints import split_batch
 from search_spaces.params import expect_mapping
 from search_spaces.plain_data import fit_entries
 from workers.data.checked_json import parse_checked
 from workers.data.storage import Storage
-from workers.metrics.timings import Device
 from workers.runtime.logs import log_folder
-
-_MAX_LISTED = 10  # trials in a note
 
 
 def timing_notes(sweep: Sweep) -> list[str]:
@@ -40,29 +38,51 @@ def timing_notes(sweep: Sweep) -> list[str]:
     notes = session_problems(sweep)
     if (machine := sweep.machine) is None:
         return notes
-    place = [*_threads(machine.device), "--batch", str(machine.batch)]
-    if untimed := [record.number for record in sweep.records if _is_untimed(record, sweep)]:
-        chosen = []
-        for number in untimed[:_MAX_LISTED]:
-            chosen += ["--trial", str(number)]
-        again = files.command(sweep.storage, "time", *chosen, *place)
-        if len(untimed) == 1:
-            notes.append(
-                f"trial {untimed[0]} was not timed on {machine}, so it has no speed there; "
-                f"`{again}` adds it"
-            )
-        else:
-            trials = ", ".join(map(str, untimed[:_MAX_LISTED]))
-            if len(untimed) > _MAX_LISTED:
-                trials += ", ..."
-            notes.append(
-                f"trials {trials} were not timed on {machine}, so they have no speed there; "
-                f"`{again}` adds them"
-            )
+    notes += untimed_notes(sweep, sweep.records)
     if len(sweep.prices.sessions_on(machine.device, machine.batch)) == 1:
-        again = files.command(sweep.storage, "time", *place)
+        again = _time_command(sweep, machine)
         notes.append(f"all speeds on {machine} are of one timing session; `{again}` adds others")
     return notes + load_notes(sweep)
+
+
+def untimed_notes(sweep: Sweep, records: Sequence[TrialRecord]) -> list[str]:
+    """Sentences on those of a sweep's trials that have results, and no speed on its device at a
+    batch size that was timed there: how many, why, and the command that times them.
+    """
+    machine = sweep.machine
+    if machine is None:
+        return []
+    measured = [entry for entry in records if entry.is_complete and entry.duplicate_of is None]
+    notes = []
+    for batch, speed in _timed_speeds(sweep, machine).items():
+        there = replace(machine, batch=batch)
+        least = min_images(batch, sweep.identity)
+        lacking = [entry for entry in measured if speed not in entry.metrics]
+        untimed = [entry.number for entry in lacking if entry.images >= least]
+        if untimed:
+            numbers = ",".join(map(str, untimed))
+            again = _time_command(sweep, there, "--where", f"number in {numbers}")
+            notes.append(
+                f"no speed on {there} for {some_trials(untimed, len(measured))}, not timed there; "
+                f"`{again}` measures it"
+            )
+        if small := [entry.number for entry in lacking if entry.images < least]:
+            notes.append(
+                f"no speed on {there} for {some_trials(small, len(measured))}, with fewer than the "
+                f"{least} images that it takes"
+            )
+    return notes
+
+
+def _timed_speeds(sweep: Sweep, machine: Machine) -> Mapping[int, str]:
+    """A metric of speed for each batch size that was timed on a machine's device."""
+    timed = sweep.prices.batches_on(machine.device)
+    found: dict[int, str] = {}
+    for name in filter(is_priced, sweep.identity.metrics):
+        batch = split_batch(name)[1] or machine.batch
+        if batch in timed:
+            found.setdefault(batch, name)
+    return found
 
 
 def load_notes(sweep: Sweep) -> list[str]:
@@ -83,9 +103,7 @@ def load_notes(sweep: Sweep) -> list[str]:
         "load per core": [session.load.per_core or 0.0 for session in busy],
     }
     found = [f"{name} {max(values):.2f}" for name, values in measured.items() if any(values)]
-    again = files.command(
-        sweep.storage, "time", *_threads(machine.device), "--batch", str(machine.batch)
-    )
+    again = _time_command(sweep, machine)
     return [
         f"{which} on {machine} were timed on a busy machine ({', '.join(found)} at most), so they "
         f"may differ more on another day; on a quiet machine, `{again}` adds others"
@@ -100,18 +118,11 @@ def session_problems(sweep: Sweep) -> list[str]:
     ]
 
 
-def _is_untimed(record: TrialRecord, sweep: Sweep) -> bool:
-    """Whether a trial has results, and no speed at the sweep's prices."""
-    speeds = [name for name in sweep.identity.metrics if is_priced(name)][:1]
-    is_own = record.is_complete and record.duplicate_of is None
-    return is_own and any(name not in record.metrics for name in speeds)
-
-
-def _threads(device: Device) -> list[str]:
-    """The option of `time` that gives a CPU the same number of threads, with which it is the same
-    device.
-    """
-    return ["--threads", str(device.threads)] if device.threads else []
+def _time_command(sweep: Sweep, machine: Machine, *options: str) -> str:
+    """The command that times a sweep there. A CPU with as many threads is the same device."""
+    threads = machine.device.threads
+    place = ["--threads", str(threads)] if threads else []
+    return files.command(sweep.storage, "time", *options, *place, "--batch", str(machine.batch))
 
 
 MIN_PASSES = 100  # of the target; with fewer, nothing is said about a drafter

@@ -1,5 +1,8 @@
 """The speeds of a sweep's trials: the passes of their images, which no device changes, times the
 costs of a device.
+
+`Prices` are these costs: what a prefill and a pass of each shape take on one device at one batch
+size. Texts for users have no such word: a trial is timed on a device, and has a speed there.
 """
 
 from __future__ import annotations
@@ -89,7 +92,7 @@ class Machine:
 
     @classmethod
     def all(cls, prices: PriceList) -> list[Self]:
-        """Those that a sweep has prices of: on its own device first, then in the order of its
+        """Those on which a sweep was timed: its own device first, then in the order of its
         sessions.
         """
         devices = sorted(prices.devices, key=lambda device: device != prices.own)
@@ -109,29 +112,35 @@ class Machine:
 
     @classmethod
     def find(
-        cls, prices: PriceList, device: str | None, batch: int | None, own_batch: int = 1
+        cls,
+        prices: PriceList,
+        device: str | None,
+        batch: int | None,
+        own_batch: int = 1,
+        time: str = "specfrontier time SWEEP",
     ) -> Self:
-        """One of the devices and batch sizes that a sweep has prices of.
+        """One of the devices and batch sizes at which a sweep was timed.
 
         Args:
             prices: of the sweep.
             device: a part of the device's name; None: the sweep's own, or else the only one.
             batch: None: `own_batch` where settings were timed at it there, else the first one.
             own_batch: the batch size of the sweep itself.
+            time: the command that times the sweep, for messages.
 
         Raises:
             QueryError: there is no such device, there are several, or nothing was timed at that
                 batch size.
         """
         listed = "; ".join(f"{entry} (batch {_batches(prices, entry)})" for entry in prices.devices)
-        known = (
-            f"the sweep has prices of {listed or 'no device'}; `specfrontier time` measures others"
-        )
+        if batch is not None:
+            time += f" --batch {batch}"
+        known = f"it was timed on {listed or 'no device'}; `{time}` times it on this machine"
         named = list(prices.devices)
         if device is not None:
             named = _find_named(device, named)
             if not named:
-                raise QueryError(f"no prices of a device {device!r}: {known}")
+                raise QueryError(f"not timed on a device {device!r}: {known}")
         elif prices.own is not None:
             named = [prices.own]
         timed = [
@@ -142,16 +151,16 @@ class Machine:
         if not found and timed and device is None:
             others = "; ".join(map(str, timed))
             raise QueryError(
-                f"no prices{at} of {prices.own}, the sweep's own device; choose with --device: "
-                f"{others}"
+                f"not timed{at} on {prices.own}, the sweep's own device; `{time}` times it there, "
+                f"or choose with --device: {others}"
             )
         if not found:
-            of = f" of {device!r}" if device else ""
-            raise QueryError(f"no prices{at}{of}: {known}")
+            on = f" on {device!r}" if device else ""
+            raise QueryError(f"not timed{at}{on}: {known}")
         if len(named if device is None else found) > 1:
             of = "" if device is None else f" with {device!r} in their names"
             raise QueryError(
-                f"{len(named)} devices{of} were timed; choose one with --device: {known}"
+                f"{len(named)} devices{of} timed it; choose one with --device: {listed}"
             )
         return cls._at(prices, found[0], batch or own_batch)
 
@@ -168,7 +177,7 @@ def _batches(prices: PriceList, device: Device) -> str:
 
 
 def is_priced(metric: str) -> bool:
-    """Whether a metric is computed from prices."""
+    """Whether a metric is one of speed, which depends on the device."""
     return split_batch(metric)[0] in PRICED
 
 
@@ -189,10 +198,9 @@ def price_on(
     """
     names = [name for name in identity.metrics if is_priced(name)]
     found = []
+    least = min_images(machine.batch, identity)
     for record in records:
         metrics = {name: value for name, value in record.metrics.items() if not is_priced(name)}
-        # the longest image of a batch is not known from fewer than two batches
-        least = min(2 * machine.batch, identity.images)
         if record.metrics and record.images >= least:
             metrics = _speeds(names, record, prices, machine, storage) | metrics
         timed_on = {}
@@ -205,6 +213,13 @@ def price_on(
     if not any(is_priced(Constraint.parse(text).metric) for text in identity.constraints):
         return tuple(found)
     return with_violations(found, identity)
+
+
+def min_images(batch: int, identity: Identity) -> int:
+    """The images of a trial from which its speed at a batch size is known: the longest one of a
+    batch is not known from fewer than two batches.
+    """
+    return min(2 * batch, identity.images)
 
 
 def with_violations(records: Sequence[TrialRecord], identity: Identity) -> tuple[TrialRecord, ...]:

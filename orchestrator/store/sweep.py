@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.errors import QueryError
-from orchestrator.store.files import find_sweep, read_sweep_yaml, read_table
+from orchestrator.store.files import command, find_sweep, read_sweep_yaml, read_table
 from orchestrator.store.identity import Identity
 from orchestrator.store.launches import load_identity
 from orchestrator.store.lossless import QualityGroups
@@ -67,7 +67,7 @@ class Sweep:
 
         Raises:
             NoSweepError: there is no sweep, or it has no results yet.
-            QueryError: it has no prices of such a device, or at that batch size.
+            QueryError: it was not timed on such a device, or at that batch size.
             ValueError: one of its files is damaged.
         """
         storage = location if isinstance(location, Storage) else find_sweep(location)
@@ -75,8 +75,9 @@ class Sweep:
         if device is None and batch is None:
             return sweep.priced()
         sweep = replace(sweep, prices=read_prices(storage))
+        time = command(storage, "time")
         try:
-            machine = Machine.find(sweep.prices, device, batch, sweep.identity.timing_batch)
+            machine = Machine.find(sweep.prices, device, batch, sweep.identity.timing_batch, time)
         except QueryError as error:
             raise QueryError(f"sweep {sweep.name}: {error}") from None
         return sweep.priced_on(machine)

@@ -111,7 +111,7 @@ def test_all_matching_trials_are_timed_beside_the_sweeps_own_speeds(place: str) 
     for row in printed["rows"]:
         here, before = (price["value"] for price in row["speedup"])
         assert here == there[row["number"]][0]
-        assert before == own[row["number"]][0], "prices of batch 2 do not change those of batch 1"
+        assert before == own[row["number"]][0], "costs at batch 2 do not change those at batch 1"
     assert [machine.partition(" at ")[2] for machine in printed["machines"]] == [
         "batch 2",
         "batch 1",
@@ -130,7 +130,7 @@ def test_more_threads_are_another_device(place: str) -> None:
     assert speeds(place) == own
     shown = specfrontier("pareto", place, "--device", "3 threads", "--x", "speedup")
     assert "1 not measured" in shown.out
-    assert "trial 2 was not timed on " in shown.out
+    assert "for 1 of 3 trials (2), not timed there" in shown.out
     assert "3 threads at batch 1" in shown.out
     assert str(api.Sweep.open(place, device="3 threads").machine) in repr(
         api.Sweep.open(place, device="3 threads")
@@ -239,7 +239,7 @@ def test_what_cannot_be_timed_is_refused_before_any_timing(
     assert "nothing to time but vanilla" in error_of(
         "time", place, "--trial", "0", code=WRONG_USAGE
     )
-    assert "no measured trial matches --where state=foo and number>0" in error_of(
+    assert "no complete trial matches --where state=foo and number>0" in error_of(
         "time", place, "--where", "state=foo", "--where", "number>0", code=WRONG_USAGE
     )
     with monkeypatch.context() as patched:
@@ -353,17 +353,17 @@ def test_python_report_and_compare_take_the_device(place: str, tmp_path: Path) -
     assert sweep.reload().records == sweep.records
     assert "at batch 2 on" in sweep.trial(1).header
     with pytest.raises(
-        api.QueryError, match=r"no prices of a device 'A10G': the sweep has prices of .*batch 1, 2"
+        api.QueryError, match=r"not timed on a device 'A10G': it was timed on .*batch 1, 2"
     ):
         api.Sweep.open(place, device="A10G")
     page = tmp_path / "page.html"
     assert specfrontier("report", place, "--batch", "2", "--out", str(page)).code == 0
     assert "at batch 2" in page.read_text()
-    assert "no prices at batch 3" in error_of("report", place, "--batch", "3", code=WRONG_USAGE)
+    assert "not timed at batch 3" in error_of("report", place, "--batch", "3", code=WRONG_USAGE)
     compared = specfrontier(
         "compare", place, "--by", "tree", "--x", "speedup", "--batch", "2", "--json"
     )
     assert compared.code == 0, compared.err
-    assert "no prices at batch 3" in error_of(
+    assert "not timed at batch 3" in error_of(
         "compare", place, "--by", "tree", "--x", "speedup", "--batch", "3", code=WRONG_USAGE
     )

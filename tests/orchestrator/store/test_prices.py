@@ -10,9 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from orchestrator.cli.timing import Choice, _chosen_records
 from orchestrator.errors import QueryError
 from orchestrator.front.front import front_of
 from orchestrator.shown.status import sweep_notes, timing_notes
+from orchestrator.store.identity import write_identity
 from orchestrator.store.prices import Machine, violations
 from orchestrator.store.records import EarlyStop, TrialRecord, read_trials, write_trial
 from orchestrator.store.sweep import Sweep
@@ -63,8 +65,9 @@ def test_a_trial_that_another_device_timed_has_no_speed(storage: Storage) -> Non
         "a limit on its speed"
     )
     note, _ = timing_notes(sweep)
-    assert note.startswith("trial 4 was not timed on zen, 1 thread at batch 1")
-    assert f"specfrontier time {storage.display_name} --trial 4 --threads 1 --batch 1" in note
+    assert "zen, 1 thread at batch 1 for 1 of 5 trials (4), not timed there" in note
+    again = f"specfrontier time {storage.display_name} --where 'number in 4' --threads 1 --batch 1"
+    assert f"`{again}`" in note
 
 
 def test_each_device_has_its_own_front(storage: Storage) -> None:
@@ -75,7 +78,37 @@ def test_each_device_has_its_own_front(storage: Storage) -> None:
     assert there.identity.timing_device == "xeon, 1 thread"
     shown = specfrontier("pareto", storage.display_name, "--device", "xeon", "--json").json
     assert list(shown["speeds_on"].values()) == ["xeon, 1 thread at batch 1"]
-    assert any("trials 1, 2 were not timed on xeon" in text for text in shown["warnings"])
+    assert any("at batch 1 for 2 of 5 trials (1, 2), not" in text for text in shown["warnings"])
+
+
+def test_a_note_says_how_many_trials_have_no_speed_at_a_batch_size(storage: Storage) -> None:
+    """And the command times all of them, those too that have no speed on the sweep's own device."""
+    time_on(storage, "zen", (1, 2, 4))
+    time_on(storage, "zen", (1, 2), day=2, batch=4)
+    write_trial(storage, replace(read_trials(storage)[2], images=7))
+    untimed, small, _ = timing_notes(Sweep.open(storage, batch=4))
+    there = "no speed on zen, 1 thread at batch 4 for"
+    assert untimed.startswith(f"{there} 2 of 5 trials (3, 4), not timed there")
+    assert f"{storage.display_name} --where 'number in 3,4' --threads 1 --batch 4`" in untimed
+    assert small.startswith(f"{there} 1 of 5 trials (2), with fewer than the 8 images")
+    shown = specfrontier("show", storage.display_name, "3", "--batch", "4", "--json").json
+    assert len(shown["warnings"]) == 1
+    chosen = _chosen_records(Sweep.open(storage), Choice(where=["number in 3,4"]))
+    assert [record.number for record in chosen] == [0, 3, 4]
+
+
+def test_a_metric_of_another_batch_size_has_a_note_of_its_own(storage: Storage) -> None:
+    time_on(storage, "zen", (1, 2, 3, 4))
+    time_on(storage, "zen", (1, 2, 3), day=2, batch=4)
+    identity = Sweep.open(storage).identity
+    other = replace(identity.metrics["speedup"], name="speedup_batch4")
+    write_identity(
+        storage, replace(identity, metrics={**identity.metrics, "speedup_batch4": other})
+    )
+    notes = [note for note in timing_notes(Sweep.open(storage)) if "not timed there" in note]
+    assert len(notes) == 1
+    assert "at batch 4 for 1 of 5 trials (4)" in notes[0]
+    assert "--batch 4`" in notes[0]
 
 
 def test_time_does_not_change_which_device_is_the_sweeps_own(storage: Storage) -> None:
@@ -162,19 +195,17 @@ def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:
     assert found("zen,", own_batch=8) == "zen, 1 thread at batch 8"
     assert found(None, 8) == "zen, 1 thread at batch 8"
     assert found("1 thread", 8) == "zen, 1 thread at batch 8", "the only one of that name and size"
-    known = (
-        r"the sweep has prices of zen, 1 thread \(batch 1, 8\); xeon, 1 thread \(batch 1, 4\); arm"
-    )
+    known = r"zen, 1 thread \(batch 1, 8\); xeon, 1 thread \(batch 1, 4\); arm"
     for device, batch, problem in (
-        ("H100", None, "no prices of a device 'H100'"),
-        (None, 2, "no prices at batch 2"),
-        ("arm", 1, "no prices at batch 1 of 'arm'"),
-        ("1 thread", None, "3 devices with '1 thread' in their names were timed"),
+        ("H100", None, "not timed on a device 'H100'"),
+        (None, 2, "not timed at batch 2"),
+        ("arm", 1, "not timed at batch 1 on 'arm'"),
+        ("1 thread", None, "3 devices with '1 thread' in their names timed it"),
     ):
-        with pytest.raises(QueryError, match=f"{problem}.*: {known}"):
+        with pytest.raises(QueryError, match=f"{problem}.*{known}"):
             found(device, batch)
     with pytest.raises(
-        QueryError, match=r"of zen, 1 thread, .+ --device: xeon, 1 thread; arm, 1 thread$"
+        QueryError, match=r"on zen, 1 thread, .+ --device: xeon, 1 thread; arm, 1 thread$"
     ):
         found(None, 4)
     assert [str(machine) for machine in Machine.all(prices)][:2] == [
@@ -183,17 +214,18 @@ def test_a_device_is_found_by_a_part_of_its_name(storage: Storage) -> None:
 
 
 def test_a_batch_size_chooses_no_device(storage: Storage) -> None:
-    """Not even if only one other device has prices at it."""
+    """Not even if only one other device was timed at it."""
     time_on(storage, "zen", (1,), is_later=True)
     time_on(storage, "arm", (1,), day=2, batch=4, is_later=True)
-    with pytest.raises(QueryError, match="2 devices were timed; choose one with --device"):
+    with pytest.raises(QueryError, match="2 devices timed it; choose one with --device"):
         Sweep.open(storage, batch=4)
     time_on(storage, "zen", (1, 2), day=3)
     said = error_of("pareto", storage.display_name, "--batch", "4", code=2)
     assert (
-        "no prices at batch 4 of zen, 1 thread, the sweep's own device; choose with --device: arm, "
-        "1 thread" in said
+        f"on zen, 1 thread, the sweep's own device; `specfrontier time {storage.display_name}"
+        in said
     )
+    assert "--batch 4` times it there, or choose with --device: arm, 1 thread" in said
     assert str(Sweep.open(storage, "arm", 4).machine) == "arm, 1 thread at batch 4"
 
 
@@ -220,17 +252,15 @@ def test_passes_that_no_record_has_are_those_of_the_images(storage: Storage) -> 
 
 
 @pytest.mark.parametrize("command", ["pareto", "report", "compare --by lossless"])
-def test_a_device_without_prices_is_refused(command: str, storage: Storage) -> None:
+def test_a_device_that_did_not_time_a_sweep_is_refused(command: str, storage: Storage) -> None:
     time_on(storage, "zen", (1,))
     place = storage.display_name
     for words in (("--device", "H100"), ("--batch", "3")):
         name, *options = command.split()
         said = error_of(name, place, *options, *words, code=2)
-        assert "the sweep has prices of zen, 1 thread (batch 1)" in said
+        assert "it was timed on zen, 1 thread (batch 1); `specfrontier time " in said
     for batch in (0, 3):
-        with pytest.raises(
-            QueryError, match=f"no prices at batch {batch}: the sweep has prices of zen"
-        ):
+        with pytest.raises(QueryError, match=f"not timed at batch {batch}: it was timed on zen"):
             Sweep.open(place, batch=batch)
 
 
