@@ -60,8 +60,8 @@ class Pace:
     # when the first shard was begun, or what is prepared before was done; the others are since then
     began: float | None = None
     ended: dict[str, float] = field(default_factory=dict)  # when the last shard of a worker came
-    busy: Counter[str] = field(default_factory=Counter)  # seconds of each worker on shards
-    idle: Counter[str] = field(default_factory=Counter)  # and between them
+    busy: dict[str, float] = field(default_factory=dict)  # seconds of each worker on shards
+    idle: dict[str, float] = field(default_factory=dict)  # and between them
     longest: float = 0.0  # seconds of a shard
     at_once: int = 0  # the most shards of images that there were to draw
 
@@ -75,11 +75,12 @@ class Pace:
         begin = now - shard.seconds
         if self.began is None:
             self.began = begin
-        before = max(self.ended.get(shard.worker, begin), self.began)
-        if shard.worker in self.busy:
-            self.idle[shard.worker] += max(begin - before, 0.0)
-        self.busy[shard.worker] += now - max(begin, before)
-        self.ended[shard.worker] = now
+        worker = shard.worker
+        before = max(self.ended.get(worker, begin), self.began)
+        gap = max(begin - before, 0.0) if worker in self.busy else 0.0
+        self.idle[worker] = self.idle.get(worker, 0.0) + gap
+        self.busy[worker] = self.busy.get(worker, 0.0) + now - max(begin, before)
+        self.ended[worker] = now
         self.longest = max(self.longest, shard.seconds)
         if shard.has_images and shard.trial == _VANILLA:
             self.vanilla.add(shard)
