@@ -138,17 +138,9 @@ def make_reference(worker: LoadedSweep, _: ReferenceTask) -> dict[str, Any]:
             reference.
     """
     start = time.perf_counter()
-    facts = worker.reference
-    if facts is None:
-        return {
-            "name": FILE,
-            "count": 0,
-            "seconds": 0.0,
-            "ran": False,
-            "worker": worker.spec.worker,
-        }
+    assert worker.reference is not None, "a sweep without a reference has no such task"
     ran = worker.sweep_reference.prepare()
-    return {"name": FILE, **facts, **_timed(worker, start), "ran": ran}
+    return {"name": FILE, **worker.reference, **_timed(worker, start), "ran": ran}
 
 
 @makes(PredictTask)

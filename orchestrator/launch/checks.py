@@ -331,11 +331,14 @@ def _check_objectives(inspection: Inspection) -> None:
         # the file says it already of a metric of torchmetrics
         is_said = objective.against is not None or metric.definition
         if compares and not is_said:
+            instead = "optimise fid or fid_gain"
+            if inspection.sweep.reference.source == NO_REFERENCE:
+                instead = "give a reference and optimise fid"
             raise ConfigError(
                 ("objectives", f"[{index}]"),
                 f"{metric.name} compares images with vanilla's: a lossless setting, which draws "
-                "other samples of the same distribution, has a worse value than vanilla; optimise "
-                "fid or fid_gain, or add `against: vanilla` if that is what you mean",
+                "other samples of the same distribution, has a worse value than vanilla; "
+                f"{instead}, or add `against: vanilla` if that is what you mean",
             )
         if not compares and objective.against is not None:
             raise ConfigError(

@@ -129,8 +129,11 @@ def _run_trials(
     storage = request.storage
     identity = started.identity
     build = Build(storage, pool, emit)
-    reference = Task.of(FILE, ReferenceTask(), about="reading the reference images")
-    build.want(SWEEP, reference)
+    reference: tuple[Task, ...] = ()
+    if identity.reference is not None:
+        about = "reading the reference images"
+        reference = (Task.of(FILE, ReferenceTask(), about=about),)
+    build.want(SWEEP, *reference)
     predictions = prediction_task(
         sweep, storage, started.capabilities, partial(_emit_note, emit), started.reported_configs
     )
@@ -150,7 +153,7 @@ def _run_trials(
         identity.baseline,
         started.captions,
         groups,
-        (reference,),
+        reference,
     )
     earlier_trials = request.earlier.trials if request.earlier is not None else 0
     trials = Trials(plan, build, identity.objectives, emit, earlier_trials)

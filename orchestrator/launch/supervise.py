@@ -103,7 +103,7 @@ def supervise(request: LaunchRequest, lock: locks.Lock, say: Say, *, as_json: bo
             def emit(event: events.Event) -> None:
                 nonlocal is_sweep
                 if isinstance(event, events.Launch):
-                    event = replace(event, resume=_resume_command())
+                    event = replace(event, resume=_resume_command(), place=storage.display_name)
                 locks.check_lock(storage, lock)
                 record(event)
                 is_sweep = is_sweep or isinstance(event, events.Identified)

@@ -66,6 +66,7 @@ class Launch(Event):
 
     event: ClassVar[str] = "launch"
     resume: str | None = None  # the command that resumes it
+    place: str | None = None  # the sweep's folder, as its storage is displayed
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ contacted.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,15 +17,18 @@ from orchestrator.store.files import (
     EVENTS,
     IDENTITY,
     STORE_ID,
+    SWEEP,
     SWEEPS,
     TRIALS,
     NoSweepError,
     command,
+    near_path,
 )
 from orchestrator.store.identity import Identity, read_identity
 from orchestrator.store.locks import read_holder
 from orchestrator.store.progress import SweepProgress, read_progress
 from orchestrator.text import counted, describe_duration
+from search_spaces.paths import local_path
 from workers.data.storage import Storage
 
 RUNNING: Final = "running"
@@ -37,6 +41,7 @@ STOPPED: Final = "not running"
 
 _RESUME = "specfrontier launch SPACE --resume"  # if the events do not have the command
 RESUME_CALL = "the same call and resume=True"  # in the place of a command, for a call from Python
+_NOTIFY = "NOTIFY-VARIABLE"
 NOTIFY_VARIABLE = '"$SPECFRONTIER_NOTIFY"'  # in a command, for an address that may be a secret
 
 
@@ -44,7 +49,7 @@ def _is_resume(text: str, storage: Storage) -> bool:
     """Whether a text is the command of a launch and nothing else: a user will run it. A plugin in
     the sweep's folder would be code that came with the sweep.
     """
-    plain = text.replace(NOTIFY_VARIABLE, "NOTIFY")
+    plain = text.replace(NOTIFY_VARIABLE, _NOTIFY)
     try:
         words = shlex.split(plain)
     except ValueError:  # of quotation marks
@@ -71,6 +76,46 @@ def _is_resume(text: str, storage: Storage) -> bool:
     )
     is_launch = words[:1] == ["specfrontier"] and rest[:1] == ["launch"]
     return is_launch and not brought and shlex.join(words) == plain
+
+
+def _resume_here(text: str, place: str, storage: Storage) -> str:
+    """The command of a launch for the sweep's folder as it is now: that may have been moved, copied
+    or renamed, or be seen from another folder. place: the folder at the launch.
+    """
+    file = storage.path(EVENTS)
+    if file is None:
+        return text
+    folder = file.parent
+    if text == RESUME_CALL:
+        if place == storage.display_name:
+            return text
+        words = ["specfrontier", "launch", near_path(storage, SWEEP)]
+    else:
+        words = shlex.split(text.replace(NOTIFY_VARIABLE, _NOTIFY))
+    kept, out = _without_place(words)
+    if text != RESUME_CALL and (local_path(out) / Path(place).name).resolve() == folder.resolve():
+        return text
+    parent = str(Path(near_path(storage)).parent)
+    found = shlex.join([*kept, "--out", parent, "--name", folder.name, "--resume"])
+    return found.replace(_NOTIFY, NOTIFY_VARIABLE)
+
+
+def _without_place(words: Sequence[str]) -> tuple[list[str], str]:
+    """The words of a launch without the options that say where its sweep is, and its --out."""
+    kept = list[str]()
+    out: str = SWEEPS
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        option, equals_sign, value = word.partition("=")
+        if option not in ("--out", "--name", "--resume"):
+            kept.append(word)
+            continue
+        if option != "--resume" and not equals_sign:
+            value = rest.pop(0) if rest else ""
+        if option == "--out":
+            out = value
+    return kept, out
 
 
 def describe_event(event: events.Event) -> str:
@@ -172,6 +217,8 @@ def find_launch(
     resume = progress.resume
     if resume is None or not _is_resume(resume, storage):
         resume = _RESUME
+    elif progress.place is not None:
+        resume = _resume_here(resume, progress.place, storage)
     if ended:
         return Launch(ended.state, None, ended.cause, elapsed_s=elapsed, resume=resume)
     return Launch(STOPPED if holder is None else KILLED, driver, resume=resume)

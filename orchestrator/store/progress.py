@@ -104,6 +104,7 @@ class SweepProgress:
     launched: str | None = None  # when the latest launch began
     ended: events.End | None = None  # how that ended
     resume: str | None = None  # the command that resumes it
+    place: str | None = None  # the sweep's folder then
     phase: str = ""  # what it waits for
     note: str = ""  # the latest, until a trial ends
     plateau: events.Plateau | None = None
@@ -183,6 +184,7 @@ class SweepProgress:
         """Begin a launch: its workers start, and the driver emits every trial again."""
         self.launched = launch.at
         self.resume = launch.resume
+        self.place = launch.place
         self.ended = None
         self.workers = None
         self.phase = ""

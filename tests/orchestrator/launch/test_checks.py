@@ -143,7 +143,8 @@ def test_a_resumed_sweep_with_other_files_is_refused_before_workers_start(
 
 def test_a_valid_sweep_passes() -> None:
     assert_passes()
-    assert_passes(reference={"source": "none"}, objectives=["speedup", "mean_accepted_length"])
+    for other in ("mean_accepted_length", {"metric": "drift", "against": "vanilla"}):
+        assert_passes(reference={"source": "none"}, objectives=["speedup", other])
     assert_passes(timing={"batch": 4, "images": 4, "repetitions": 2})
     assert_passes(search={"sampler": "replay", "options": {"pool": 20}})
     assert_passes(racing={"rungs": [72]}, objectives=["speedup", "fid"])
@@ -185,6 +186,10 @@ def test_a_valid_sweep_passes() -> None:
         (
             {"objectives": ["speedup", "drift"]},
             ("objectives[1]:", "drift compares images with vanilla's", "against: vanilla"),
+        ),
+        (
+            {"reference": {"source": "none"}, "objectives": ["speedup", "drift"]},
+            ("objectives[1]:", "give a reference", "against: vanilla"),
         ),
         (
             {"objectives": ["speedup", {"metric": "fid", "against": "vanilla"}]},

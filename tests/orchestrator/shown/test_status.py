@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from orchestrator.store.launches import (
     FINISHED,
     INTERRUPTED,
     KILLED,
+    RESUME_CALL,
     RUNNING,
     STOPPED,
     find_launch,
@@ -223,6 +225,37 @@ def test_an_end_of_an_earlier_launch_is_not_that_of_the_next(tmp_path: Path) -> 
     assert find_launch(Storage(folder)).state == STOPPED
     with driver_lock(Storage(folder)):
         assert find_launch(Storage(folder)).state == RUNNING
+
+
+def test_a_folder_is_resumed_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copied, moved, or seen from another folder."""
+    monkeypatch.chdir(tmp_path)
+    first = tmp_path / "sweeps" / "first"
+    notified = 'specfrontier launch mine.yaml --name=first --notify="$SPECFRONTIER_NOTIFY"'
+    launch = events.Launch(resume=f"{notified} --resume", place=str(first))
+    add_events(first, launch, events.End("interrupted"))
+
+    def resume(folder: Path) -> str:
+        return find_launch(Storage(folder)).resume
+
+    assert resume(first) == f"{notified} --resume"
+    kept = notified.replace(" --name=first", "")
+    for place in ("sweeps/copy", "kept/first"):
+        shutil.copytree(first, place)
+        parent, name = place.split("/")
+        assert resume(Path(place)) == f"{kept} --out {parent} --name {name} --resume"
+    called = events.Launch(resume=RESUME_CALL, place=str(first))
+    add_events(first, called, events.End("interrupted"))
+    assert resume(first) == RESUME_CALL
+    add_events(tmp_path / "kept" / "first", called, events.End("interrupted"))
+    assert resume(Path("kept/first")) == (
+        "specfrontier launch kept/first/sweep.yaml --out kept --name first --resume"
+    )
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    add_events(first, launch, events.End("interrupted"))
+    assert resume(first) == f"{kept} --out {tmp_path / 'sweeps'} --name first --resume"
 
 
 @pytest.mark.parametrize("file", [EVENTS, STORE_ID])
