@@ -200,7 +200,7 @@ def _importances(front: Front) -> tuple[dict[str, Any], list[str]]:
     for name, sweep in front.sweeps.items():
         found = importances(sweep, front.metrics)
         facts[name] = found.to_mapping()
-        lines += ["", f"importances in {name}, of {counted(found.trials, 'trial')}:"]
+        lines += ["", f"importances in {name}, of {counted(found.trials, 'measured trial')}:"]
         if found.problem:
             lines[-1] = f"{name}: {found.problem}"
         else:

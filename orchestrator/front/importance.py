@@ -47,7 +47,7 @@ class Importances:
         if self.lacks:
             return f"there are no importances: {self.lacks}"
         text = (
-            f"importances need {MIN_TRIALS} trials with parameters, and "
+            f"importances need {MIN_TRIALS} measured trials with parameters, and "
             f"{counted(self.trials, 'trial')} can be used"
         )
         return f"{text}; this adds some: {self.more}"
@@ -90,7 +90,8 @@ class Importances:
 
 def importances(sweep: Sweep, metrics: Sequence[Metric]) -> Importances:
     """How much each searched parameter matters for being among the best quarter of the trials in
-    each metric.
+    each metric. Trials count if all of their images were measured: none of those that racing
+    stopped, that failed, or that the replay only predicted.
 
     Optuna's PED-ANOVA evaluator (Watanabe et al. 2023) computes the shares. It also covers
     parameters that only some branches of the space have. Their errors are those of a delete-a-group

@@ -15,7 +15,8 @@ const MAX_KEYS = 10,
   RANGE = 18, // pixels across a marked range
   NO_VALUE = -0.14; // the height of a trial without a value on a parallel coordinate
 const IMPORTANCES =
-  "How much each searched parameter matters for being among the best quarter of the trials (Optuna's PED-ANOVA).";
+  "How much each searched parameter matters for being among the best quarter of the trials (Optuna's PED-ANOVA), of " +
+  "those that were measured on all images.";
 const VOLUMES =
   "Trials in the order in which they finished; the reference point is a tenth of the range beyond the worst trials.";
 const HOW_TO_SELECT =
@@ -214,7 +215,7 @@ function drawImportances(host, { trials, needed, metrics }) {
   const rows = Object.entries(metrics).flatMap(([metric, shares]) =>
     Object.entries(shares).map(([key, share]) => ({ metric: metricTitle(metric), key, share })),
   );
-  const few = `the search has ${plural(trials, "trial")} with parameters, importances need ${needed}.`;
+  const few = `the search has ${plural(trials, "measured trial")} with parameters, importances need ${needed}.`;
   if (!rows.length) return show(host, el("p.quiet", `Not enough trials: ${few}`));
   const sentence = ({ metric, key, share }) => `${key} ${Math.round(100 * share)} % for ${metric}`;
   const plotted = picture(`Importance of the searched parameters: ${rows.map(sentence).join(", ")}`, {

@@ -16,6 +16,7 @@ from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import specfrontier
 from tests.fakes.searched_sweeps import write_searched_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.shards import PREDICTIONS
 from workers.data.storage import Storage
 from workers.metrics.estimate import measured
 
@@ -77,6 +78,23 @@ def test_trials_of_another_space_are_left_out(tmp_path: Path) -> None:
     sweep = Sweep.open(tmp_path)
     found = importances(sweep, objectives_of(sweep))
     assert (found.trials, found.shares) == (MIN_TRIALS - 1, {})
+
+
+def test_only_measured_trials_count(tmp_path: Path) -> None:
+    """Not one that racing stopped, whose values on all images are expected ones, and not the
+    settings that the replay has predicted.
+    """
+    records = write_searched_sweep(tmp_path, 60)
+    storage = Storage(tmp_path)
+    for record in records[50:]:
+        write_trial(storage, replace(record, state="stopped", images=8))
+    storage.write(PREDICTIONS, b"of settings that no trial has")
+    sweep = Sweep.open(tmp_path)
+    metrics = objectives_of(sweep)
+    found = importances(sweep, metrics)
+    alone = replace(sweep, records=sweep.records[:50])
+    assert found == importances(alone, metrics)
+    assert found.trials == 49
 
 
 def test_pareto_prints_them(tmp_path: Path) -> None:
