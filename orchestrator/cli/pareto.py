@@ -243,9 +243,10 @@ def _notes(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
 
     where = query.where or ()
     notes = []
-    for sweep in front.sweeps.values():
+    for name, sweep in front.sweeps.items():
+        whose = f"{name}, " if len(front.sweeps) > 1 else ""
         texts = [*waiting_note(sweep), *unmatched(sweep.table, where), *sweep_notes(sweep)]
-        notes += [f"{sweep.name}, {text}" for text in texts]
+        notes += [whose + text for text in texts]
     if front.infeasible_note:
         notes.append(f"{front.infeasible_note}; add --infeasible to include them")
     return [*notes, *_unmeasured(front), *limit_notes(front.metrics, best)]
