@@ -261,7 +261,7 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
             result["skipped"][TOKEN_CHECK] = str(error)
     result["pictures"] = _plot_pictures(shards, task, target, task.config.digest())
     result = {"name": name, **result, **_timed(worker, start)}
-    worker.storage.write(name, dump_checked(result, indent=1))
+    worker.storage.write(name, dump_checked(result))
     return result | {"ran": True}
 
 

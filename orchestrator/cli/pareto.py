@@ -245,7 +245,10 @@ def _notes(front: Front, query: o.Query, best: Sequence[str]) -> list[str]:
     notes = []
     for name, sweep in front.sweeps.items():
         whose = f"{name}, " if len(front.sweeps) > 1 else ""
-        texts = [*waiting_note(sweep), *unmatched(sweep.table, where), *sweep_notes(sweep)]
+        texts = waiting_note(sweep)
+        if where:
+            texts += unmatched(sweep.table, where)
+        texts += sweep_notes(sweep)
         notes += [whose + text for text in texts]
     if front.infeasible_note:
         notes.append(f"{front.infeasible_note}; add --infeasible to include them")

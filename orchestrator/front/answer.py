@@ -54,7 +54,7 @@ class Answer:
         return cls(
             sweeps=front.sweeps,
             metrics=front.metrics,
-            trials=front.trials.num_rows,
+            trials=sum(len(sweep.records) for sweep in front.sweeps.values()),
             measured=len(front.candidates),
             on_front=len(front.members),
             left_out=front.left_out,

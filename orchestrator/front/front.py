@@ -54,12 +54,16 @@ class Front:
     sweeps: Mapping[str, Sweep]  # by name
     # two or three, the first of which is to be the best within limits on the others
     metrics: tuple[Metric, ...]
-    trials: pyarrow.Table  # all trials, with a column `sweep`
     rows: Sequence[int]  # the rows of `trials` that may be on the front
     left_out: Mapping[str, int]  # how many of the others were left out, by reason
     # how settings are named; `Form.ABBREVIATED` abbreviates all names if one on the front must be
     # abbreviated (see `SettingNames.alike`)
     form: Form = Form.OWN
+
+    @cached_property
+    def trials(self) -> pyarrow.Table:
+        """All trials, with a column `sweep`."""
+        return _table_of(self.sweeps)
 
     @cached_property
     def names(self) -> SettingNames:
@@ -281,9 +285,9 @@ def front_of(
         QueryError: a metric, column or constraint that a sweep does not have; a metric whose values
             cannot be compared across the sweeps; a sweep given twice.
     """
-    import pyarrow as pa
-
     require_list(subject_to, "subject_to")
+    require_list(where, "where")
+    filters = [*where]
     named = _named(sweeps)
     metrics = objectives_of(sweeps[0], x, y, z)
     for metric in metrics:
@@ -294,10 +298,11 @@ def front_of(
         named = with_one_value(_with_one_quality(named))
     owned = [(name, record) for name, sweep in named.items() for record in sweep.records]
     limits = {name: [limit_on(sweep, text) for text in subject_to] for name, sweep in named.items()}
-    trials = pa.concat_tables([sweep.table for sweep in named.values()], promote_options="default")
-    trials = trials.add_column(0, "sweep", pa.array([name for name, _ in owned], pa.string()))
+    passes = np.ones(len(owned), dtype=np.bool_)
+    if filters:  # the table of a thousand trials takes a part of a second to make
+        passes = passing(_table_of(named), filters)
     tests = {
-        "by --where": passing(trials, where),
+        "by --where": passes,
         "failed": [not record.has_failed for _, record in owned],
         "stopped early": [not record.is_stopped for _, record in owned],
         "repeated": [record.duplicate_of is None for _, record in owned],
@@ -314,7 +319,16 @@ def front_of(
     left_out = {
         reason: int(count) for reason, count in zip(tests, failed_first, strict=True) if count
     }
-    return Front(named, metrics, trials, [int(row) for row in np.flatnonzero(passed[-1])], left_out)
+    return Front(named, metrics, [int(row) for row in np.flatnonzero(passed[-1])], left_out)
+
+
+def _table_of(sweeps: Mapping[str, Sweep]) -> pyarrow.Table:
+    """All trials of sweeps, with the name of the sweep in the column `sweep`."""
+    import pyarrow as pa
+
+    owners = [name for name, sweep in sweeps.items() for _ in sweep.records]
+    trials = pa.concat_tables([sweep.table for sweep in sweeps.values()], promote_options="default")
+    return trials.add_column(0, "sweep", pa.array(owners, pa.string()))
 
 
 def _with_one_quality(named: Mapping[str, Sweep]) -> dict[str, Sweep]:

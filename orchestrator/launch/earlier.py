@@ -209,7 +209,7 @@ class Earlier:
     def to_json(self) -> bytes:
         sources = [source.to_mapping() for source in self.sources]
         front = [entry.to_mapping() for entry in self.front]
-        return dump_checked({"sources": sources, "front": front}, indent=1)
+        return dump_checked({"sources": sources, "front": front})
 
     @classmethod
     def stored(cls, storage: Storage) -> Self | None:

@@ -250,7 +250,7 @@ def read_identity(storage: Storage) -> Identity | None:
 
 
 def write_identity(storage: Storage, identity: Identity) -> None:
-    storage.write(IDENTITY, dump_checked(identity.to_mapping(), indent=1))
+    storage.write(IDENTITY, dump_checked(identity.to_mapping()))
 
 
 def plugins_of(storage: Storage) -> AbstractContextManager[None]:

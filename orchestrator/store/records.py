@@ -168,15 +168,22 @@ class TrialRecord:
         return replace(self, metrics=metrics, history=history, own=())
 
     def to_json(self) -> bytes:
+        """The contents of its file. A number of images whose values are those of `metrics` has null
+        in `history`.
+        """
         measured = self.measured
         plain = asdict(replace(measured, config=None, metrics={}, history=()))
         del plain["own"]
+        history = [
+            (images, None if metrics == measured.metrics else _plain_metrics(metrics))
+            for images, metrics in measured.history
+        ]
         plain |= {
             "config": self.config.to_mapping() if self.config else {},
             "metrics": _plain_metrics(measured.metrics),
-            "history": [(images, _plain_metrics(metrics)) for images, metrics in measured.history],
+            "history": history,
         }
-        return dump_checked(plain, indent=1)
+        return dump_checked(plain)
 
     @classmethod
     def from_json(cls, data: bytes) -> TrialRecord:
@@ -197,9 +204,10 @@ class TrialRecord:
     def _parse(cls, entries: dict[str, Any]) -> tuple[TrialRecord, Any]:
         """The record of these entries without its config, and the config as plain data."""
         config = entries.pop("config")
+        metrics = _parse_metrics(entries.pop("metrics"))
         parsed: dict[str, Any] = {
-            "metrics": _parse_metrics(entries.pop("metrics")),
-            "history": _parse_history(entries.pop("history")),
+            "metrics": metrics,
+            "history": _parse_history(entries.pop("history"), metrics),
             "passes": _parse_passes(entries.pop("passes")),
             "timed_on": {
                 int(key): fit_type(str, name) for key, name in entries.pop("timed_on").items()
@@ -247,7 +255,7 @@ class Measurement:
         check = output.get("check")
         return cls(
             metrics={name: entry for name, entry in metrics.items() if math.isfinite(entry.value)},
-            history=_parse_history(output.get("history", ())),
+            history=_parse_history(output.get("history", ()), metrics),
             skipped=output.get("skipped", {}),
             passes=_parse_passes(output.get("passes", {})),
             taken=output.get("taken", 0),
@@ -281,10 +289,15 @@ def _parse_passes(given: Mapping[str, Sequence[float]]) -> dict[int, tuple[float
     return found
 
 
-def _parse_history(given: Sequence[Any]) -> History:
-    """A trial's history from plain data. Raises ValueError for anything else."""
+def _parse_history(given: Sequence[Any], last: Mapping[str, Estimate]) -> History:
+    """A trial's history from plain data. Raises ValueError for anything else. last: the metrics
+    that null stands for.
+    """
     pairs = map(expect_list, expect_list(given))
-    return tuple((fit_type(int, images), _parse_metrics(metrics)) for images, metrics in pairs)
+    return tuple(
+        (fit_type(int, images), last if metrics is None else _parse_metrics(metrics))
+        for images, metrics in pairs
+    )
 
 
 def may_compare_speeds(one: str, other: str) -> bool:

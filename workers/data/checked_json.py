@@ -23,17 +23,13 @@ _CHECKSUM = "checksum"
 _TAIL = re.compile(rb', "checksum": "([0-9a-f]{16})"\}\s*\Z')
 
 
-def dump_checked(entries: Mapping[str, Any], *, indent: int | None = None) -> bytes:
-    """A JSON object in UTF-8 with its checksum. `entries` are not empty.
+def dump_checked(entries: Mapping[str, Any]) -> bytes:
+    """A JSON object in UTF-8 with its checksum, on one line. `entries` are not empty.
 
     Raises:
         ValueError: NaN or infinity.
     """
-    body = (
-        json.dumps(dict(entries), indent=indent, ensure_ascii=False, allow_nan=False)[:-1]
-        .rstrip()
-        .encode()
-    )
+    body = json.dumps(dict(entries), ensure_ascii=False, allow_nan=False)[:-1].encode()
     return body + f', "{_CHECKSUM}": "{_digest(body)}"}}'.encode()
 
 

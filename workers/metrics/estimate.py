@@ -88,14 +88,12 @@ class Estimate:
             counts: tuple[Any, ...] = (found.n, found.noise_dof, found.error_dof)
             numbers: tuple[Any, ...] = (found.value, found.error, found.noise, *found.replicates)
             is_sound = all(isinstance(count, int) and count >= 0 for count in counts)
-            is_sound &= all(isinstance(number, int | float) for number in numbers)
-            values = [float(number) for number in numbers]
+            is_sound &= all(issubclass(kind, int | float) for kind in {*map(type, numbers)})
+            values = [*map(float, numbers)]
             _, error, noise, *_ = values
             is_sound &= not (error < 0 or noise < 0)
             # NaN and infinity are for the driver, which fails the trial
-            is_sound &= not any(
-                math.isfinite(value) and abs(value) >= _MAX_NUMBER for value in values
-            )
+            is_sound &= max(map(abs, filter(math.isfinite, values)), default=0.0) < _MAX_NUMBER
         except (TypeError, ValueError, AttributeError, OverflowError) as problem:
             raise ValueError(f"not a metric's value: {problem}") from problem
         if not is_sound or len(found.replicates) > BLOCKS:
