@@ -1,7 +1,7 @@
 """How a sweep scales: with its workers, with the trials and shards in its store, and how soon a
 resumed one works.
 
-    python -m benchmarks.scale [workers] [store] [start] [racing] [costs] [--out FILE.json]
+    python -m benchmarks.scale [PART ...] [--out FILE.json]
 
 workers: the real driver, pool, Ray and store, with workers that sleep `--shard-seconds` and then
 write a small shard. Efficiency is the time that they slept over (workers x wall clock), from the
@@ -10,8 +10,9 @@ share this machine's cores, so what they spend on starting a call and writing a 
 them.
 
 store: `--trials` trials of `--shards` shards, launched with one worker that returns at once, so the
-rate is the driver's; the shards are copies of one small file. Then the real command resumes it:
-when it hands out work, when the first new shard is there, and its memory.
+rate is the driver's; the shards are copies of one small file. Then the CPU time of `pareto` and
+`status` on it. Then the real command resumes it: when it hands out work, when the first new shard
+is there, and its memory.
 
 start: the same for the quick start whose enqueued trials have finished.
 
@@ -22,6 +23,8 @@ front.
 costs: seconds of one ask and one tell when 1,000 trials have finished; of a Frechet distance with
 its error, of Inception's width, on this machine's cores; of one trial that is logged to MLflow's
 database beside the sweep; and of one look at 1,000 busy workers.
+
+imports: the memory of the libraries that a launch imports, one after the other in one process.
 """
 
 from __future__ import annotations
@@ -61,7 +64,7 @@ from orchestrator.launch.read import LaunchRequest
 from orchestrator.run.progress import event_sink
 from orchestrator.run.racing import as_told
 from orchestrator.store.events import Event, Shard, TrialFinished, TrialRevived
-from orchestrator.store.files import EVENTS, SHARDS
+from orchestrator.store.files import EVENTS, SHARDS, TRIALS
 from orchestrator.store.progress import SweepProgress
 from orchestrator.views.follower import Views
 from orchestrator.views.mlflow_sync import sync
@@ -78,12 +81,30 @@ from workers.metrics.frechet import Gaussian, distance_to_reference
 
 NAMES = ("speedup", "fid")
 WAYS: tuple[Direction, ...] = ("maximize", "minimize")
-_PARTS = ("workers", "store", "start", "racing", "costs")
+_PARTS = ("workers", "store", "start", "racing", "costs", "imports")
 _TIMEOUT_S = 600.0
 _NEW_TRIALS = 8  # of a resumed sweep, which is stopped at its first shard; some may repeat settings
 _SHARD = 8  # captions
 _EXPERIMENT = Experiment({"target": "0"}, "captions", 0, {"features": "0"}, "float32")
 _COMMAND = [sys.executable, "-c", "from orchestrator.cli.app import main; main()"]
+_LIBRARIES = (
+    "numpy", "torch", "ray", "optuna", "pyarrow.parquet", "scipy.special", "matplotlib.figure",
+    "pandas", "mlflow.tracking",
+)  # fmt: skip
+# its arguments are imported, and it prints the memory in KiB that each of them adds
+_IMPORT = """
+import importlib, sys
+
+def resident():
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+before = resident()
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+    print(resident() - before)
+    before = resident()
+"""
 
 
 def sweep_of(trials: int, shards: int, sampler: str = "random", parallel: int = 8) -> SweepConfig:
@@ -166,6 +187,26 @@ def make_store(sweep: SweepConfig, folder: Path) -> dict[str, float]:
         "memory_before_mb": before,
         "memory_mb": memory_mb(),
     }
+
+
+def question_s(folder: Path) -> dict[str, float]:
+    """CPU seconds of the commands that read a whole sweep, and the MB of its trials' files."""
+    found = {"trials_mb": sum(file.stat().st_size for file in (folder / TRIALS).iterdir()) / 1e6}
+    for command in ("pareto", "status"):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([*_COMMAND, command, str(folder)], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        found[f"{command}_cpu_s"] = seconds
+    return found
+
+
+def imports_mb() -> dict[str, float]:
+    """The MB that each of the libraries adds to a process which has imported those before it."""
+    command = [sys.executable, "-c", _IMPORT, *_LIBRARIES]
+    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    added = [int(line) / 1024 for line in printed.split()]
+    return dict(zip(_LIBRARIES, added, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,6 +396,7 @@ def main() -> None:
         ):
             if part in parts:
                 made = make_store(sweep, folder / part)
+                made |= question_s(folder / part / sweep.name)
                 show(part, made)
                 resumed = resume(
                     sweep, folder / part, sweep.budget.trials + _NEW_TRIALS, "--no-mlflow"
@@ -375,6 +417,9 @@ def main() -> None:
                 "look_at_1000_s": look_s(),
             }
             show("costs", results["costs"])
+        if "imports" in parts:
+            results["imports"] = imports_mb()
+            show("imports", results["imports"])
     finally:
         shutil.rmtree(folder)
     if args.out:
