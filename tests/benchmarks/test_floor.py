@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.floor import copy_bandwidth, pass_bytes, round_bytes
+from benchmarks.floor import copy_bandwidth, pass_bytes, pass_s, round_bytes
 from benchmarks.random_models import published_shape, with_usual_drafter
 from search_spaces.presets import preset
+from workers.loading.models_yaml import load_folder
 
 
 def test_the_floor_is_the_bytes_counted_by_hand() -> None:
@@ -25,3 +26,8 @@ def test_the_floor_is_the_bytes_counted_by_hand() -> None:
     half = published_shape("llamagen-3b-c2i", torch.bfloat16, tiny=True)
     assert 2 * pass_bytes(half.transformer, 10) == vanilla
     assert copy_bandwidth(torch.device("cpu")) > 1e6
+
+
+def test_passes_of_every_width_are_timed() -> None:
+    models = load_folder()
+    assert all(0 < pass_s(models, width, passes=2) < 10 for width in (1, 64))
