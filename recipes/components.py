@@ -1,9 +1,9 @@
 """The training recipe of each component of a model: what `python -m recipes COMPONENT` runs.
 
 Without `data` a component is trained on procedural scenes, like the built-in model; with `data`, on
-a folder of captioned or class-labelled images (`recipes.folder`). The components that a component
-needs are read from the output folder: a target needs its tokenizer, a drafter its target. For
-scenes, the built-in model replaces a missing one.
+a folder of captioned or class-labelled images (`workers.data.captioned_images`). The components
+that a component needs are read from the output folder: a target needs its tokenizer, a drafter its
+target. For scenes, the built-in model replaces a missing one.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ import torch
 
 from recipes import COMPONENTS, SCENES_ONLY
 from recipes.distillation import GuidedDistillation, guided_loss
-from recipes.folder import ImageFolder, read_folder
 from recipes.optimisers import CosineConfig, MuonConfig, OneCycleConfig
 from recipes.scene_nets import train_clip, train_features
 from recipes.scene_set import scene_set
 from recipes.target import load_model, train_target
-from recipes.tokenizer import scene_images, tokenize_scenes, train_tokenizer
+from recipes.tokenizer import scene_images, tokenize_images, tokenize_scenes, train_tokenizer
+from workers.data.captioned_images import CaptionedImages, read_folder
 from workers.data.captions import scene_captions
 from workers.data.image_folder import load_images
 from workers.data.storage import Storage
 from workers.models.checkpoint_files import content_hash
 from workers.models.families.conditioners import (
+    NGramConditioner,
     SceneConditioner,
     WordConditioner,
     build_conditioner,
@@ -51,7 +52,13 @@ _SCENE_RANGES = ((0, _SCENES), (1, _HELD_OUT))
 _MAX_HELD_OUT = 128  # held-out examples that a drafter is evaluated on at every save
 # for the codec, and for the networks of the metrics
 _TOKENIZER_SCENES, _NET_SCENES = 80_000, 20_000
-_MAX_WORDS = 32  # of a caption
+# Of captions: words, and embeddings that the words' n-grams share. Larger tables cost memory, in
+# smaller ones words that have nothing in common share more.
+_MAX_WORDS, _BUCKETS = 32, 8192
+
+# Epochs from one save to the next, and steps at least: a model of a user's few images is best after
+# some epochs, and the best of those saved is kept.
+_SAVE_EPOCHS, _MIN_SAVE_EVERY = 4, 25
 
 _CODES, _GRID = 1024, 12
 _HEADS = {
@@ -153,6 +160,19 @@ class _Job:
     resume: bool
     log: Callable[[str], None]
     recipe_of: str | None = None
+
+    @property
+    def weights(self) -> Path:
+        """The file that is trained."""
+        return self.out / f"{self.component}.safetensors"
+
+    def remove_earlier(self) -> None:
+        """Removes the weights of an earlier training, which may be better than the first ones of
+        this, unless this one continues it.
+        """
+        is_resumed = self.resume and (self.out / f"{self.component}.checkpoint.pt").exists()
+        if not is_resumed:
+            self.weights.unlink(missing_ok=True)
 
     def component_file(self, component: str) -> Path:
         """The file of a component that this one needs."""
@@ -265,8 +285,13 @@ def _ar_model(job: _Job) -> Path:
     prompt_len = build_conditioner(settings, 1).prompt_len
     codes = load_vq(job.component_file("tokenizer")).config.codebook_size
     body = replace(sizes, prompt_len=prompt_len, vocab_size=codes)
-    name = "scenes" if job.data is None else job.data.resolve().name
+    name = "scenes" if job.data is None else job.out.resolve().name
     (config,) = job.phases()
+    if job.data is not None:
+        epoch = -(-len(data) // config.batch)
+        often = max(_MIN_SAVE_EVERY, _SAVE_EPOCHS * epoch)
+        config = replace(config, save_every=min(config.save_every, often))
+    job.remove_earlier()
     train_target(
         build_model(body, settings, job.seed).to(job.device),
         data,
@@ -278,7 +303,7 @@ def _ar_model(job: _Job) -> Path:
         resume=job.resume,
         log=job.log,
     )
-    return job.out / f"{job.component}.safetensors"
+    return job.weights
 
 
 def _drafter(job: _Job) -> Path:
@@ -287,13 +312,9 @@ def _drafter(job: _Job) -> Path:
     held_out = held_out.split(min(_MAX_HELD_OUT, len(held_out)))[1]
     target = load_model(job.component_file("target")).to(job.device).as_target()
     target.requires_grad_(False)
-    drafter, weights = (
-        new_drafter(job.component, target, job.seed),
-        job.out / f"{job.component}.safetensors",
-    )
+    drafter = new_drafter(job.component, target, job.seed)
     assert not isinstance(drafter, ARModel)
-    if not (job.resume and (job.out / f"{job.component}.checkpoint.pt").exists()):
-        weights.unlink(missing_ok=True)  # those of an earlier training
+    job.remove_earlier()
     recipe = VerticalTraining() if isinstance(drafter, VerticalBranch) else GuidedDistillation()
     for phase, config in enumerate(job.phases()):
         if isinstance(drafter, VerticalBranch):
@@ -315,7 +336,7 @@ def _drafter(job: _Job) -> Path:
             log=job.log,
         )
         drafter.load_state_dict(average.state_dict())
-    return weights
+    return job.weights
 
 
 def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
@@ -340,13 +361,13 @@ def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
             _HELD_OUT
         )
         return {"kind": SceneConditioner.kind}, examples, held_out
-    settings, examples = _folder_examples(_read_folder(job.data, job.log), codec, job.device)
+    settings, examples = _folder_examples(_read_folder(job.data, job.log), codec)
     if len(examples) < 2:
         raise ValueError(f"{job.data}: {len(examples)} image is too few; training needs at least 2")
     return settings, *examples.split(max(1, len(examples) // 20))
 
 
-def _read_folder(data: Path, log: Callable[[str], None]) -> ImageFolder:
+def _read_folder(data: Path, log: Callable[[str], None]) -> CaptionedImages:
     """A user's images. Logs how many there are, and what is left out."""
     folder = read_folder(data)
     left_out = f"; left out: {folder.left_out}" if folder.left_out else ""
@@ -354,23 +375,28 @@ def _read_folder(data: Path, log: Callable[[str], None]) -> ImageFolder:
     return folder
 
 
-def _folder_examples(
-    folder: ImageFolder, codec: VQModel, device: str
-) -> tuple[Mapping[str, Any], Examples]:
+def _conditioner_settings(folder: CaptionedImages) -> Mapping[str, Any]:
+    """How captions are read: classes by their words, of which others are refused; texts by the
+    n-grams of their words, so that new words can be read, too.
+    """
+    words = [split_words(caption) for caption in folder.captions]
+    length = max(map(len, words))
+    if folder.are_classes:
+        vocabulary = sorted({word for found in words for word in found})
+        return {"kind": WordConditioner.kind, "words": vocabulary, "length": length}
+    length = min(length, _MAX_WORDS)
+    return {"kind": NGramConditioner.kind, "buckets": _BUCKETS, "length": length}
+
+
+def _folder_examples(folder: CaptionedImages, codec: VQModel) -> tuple[Mapping[str, Any], Examples]:
     """The conditioner's settings for a user's captions, and the examples in a fixed shuffled
     order.
+
+    Raises:
+        ValueError: a caption without words, or an image that cannot be read.
     """
     order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(0)).tolist()
     captions = [folder.captions[i] for i in order]
-    images = load_images([folder.paths[i] for i in order], IMAGE_SIZE)
-    words = [split_words(caption)[:_MAX_WORDS] for caption in captions]
-    captions = [" ".join(found) for found in words]
-    vocabulary = sorted({word for found in words for word in found})
-    settings = {"kind": WordConditioner.kind, "words": vocabulary, "length": max(map(len, words))}
-    build_conditioner(settings, 1).codes(captions)  # raises ValueError for a caption without words
-    with torch.no_grad():
-        chunks = [
-            codec.encode(part.to(device).float() / 127.5 - 1).flatten(1).cpu()
-            for part in images.split(64)  # type: ignore[no-untyped-call]
-        ]
-    return settings, Examples(captions, torch.cat(chunks))
+    settings = _conditioner_settings(folder)
+    build_conditioner(settings, 1).check(captions)
+    return settings, Examples(captions, tokenize_images(codec, [folder.paths[i] for i in order]))

@@ -1,7 +1,8 @@
 """Held-out metrics of a folder's target and of its drafters, teacher forced on the tokens of
-procedural scenes.
+procedural scenes, or of captioned images that training has not seen.
 
     python -m recipes.evaluate [--folder DIR] [--images N]
+    python -m recipes.evaluate --folder runs/photos --data held_out
 
 prints them, such as the documented numbers of the built-in model; see `workers.training.drafters`
 for what they are.
@@ -19,12 +20,14 @@ import torch
 import torch.nn.functional as F
 
 from recipes.distillation import unrolled
-from recipes.tokenizer import tokenize_scenes
+from recipes.tokenizer import tokenize_images, tokenize_scenes
+from workers.data.captioned_images import CaptionedImages, read_folder
 from workers.drafters.eagle import EagleDrafter
 from workers.drafters.independent import IndependentDrafter
 from workers.drafters.medusa import MedusaDrafter
 from workers.drafters.vertical import VerticalHead
 from workers.loading.models_yaml import load_folder
+from workers.models.families.conditioners import SceneConditioner
 from workers.models.families.scenes import BUILTIN
 from workers.models.own_files import read_module
 from workers.models.target import Target
@@ -60,18 +63,28 @@ def evaluate_target(
 
 
 def held_out_figures(
-    folder: Path = BUILTIN, images: int = 256, seed: int = 1
+    folder: Path = BUILTIN, images: int = 256, seed: int = 1, data_folder: Path | None = None
 ) -> dict[str, Figures]:
-    """Figures of the target and of every drafter in the folder, on scenes 0..images-1 of a seed
-    (training used seed 0).
+    """Figures of the target and of every drafter in the folder.
+
+    They are of scenes 0..images-1 of a seed (training used seed 0), or of at most `images` images
+    of a folder of captioned images, which the seed selects.
 
     Raises:
         WeightsError: a file that is missing or damaged.
+        ValueError: images or captions that cannot be read; a target that was trained on other
+            captions than those of scenes, without a folder.
     """
     models = load_folder(folder)
     target = models.target
     assert isinstance(target.codec, VQModel)
-    data = tokenize_scenes(target.codec, seed, range(images))
+    if data_folder is None:
+        if not isinstance(target.conditioner, SceneConditioner):
+            problem = "its captions are not those of scenes; give --data"
+            raise ValueError(f"{folder}: {problem}, a folder of captioned images")
+        data = tokenize_scenes(target.codec, seed, range(images))
+    else:
+        data = _shuffled(read_folder(data_folder), images, seed, target.codec)
     figures = {"target": evaluate_target(target, data)}
     for kind, drafter in models.drafters.items():
         match drafter:
@@ -92,14 +105,33 @@ def held_out_figures(
     return figures
 
 
+def _shuffled(folder: CaptionedImages, images: int, seed: int, codec: VQModel) -> Examples:
+    """At most `images` examples of a folder, in the order of a seed."""
+    order = torch.randperm(len(folder), generator=torch.Generator().manual_seed(seed))
+    chosen = order[:images].tolist()
+    tokens = tokenize_images(codec, [folder.paths[i] for i in chosen])
+    return Examples([folder.captions[i] for i in chosen], tokens)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description="Held-out figures of the target and of every drafter in a folder."
     )
     parser.add_argument("--folder", type=Path, default=BUILTIN)
-    parser.add_argument("--images", type=int, default=256)
+    parser.add_argument(
+        "--images", type=int, default=256, help="number of images, of --data at most"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of captioned images that training has not seen; default: procedural scenes",
+    )
     arguments = parser.parse_args()
-    for component, figures in held_out_figures(arguments.folder, arguments.images).items():
+    try:
+        found = held_out_figures(arguments.folder, arguments.images, data_folder=arguments.data)
+    except ValueError as error:
+        parser.exit(1, f"error: {error}\n")
+    for component, figures in found.items():
         print(component)
         for name, value in figures.items():
             print(f"  {name:32s} {value:.4f}")

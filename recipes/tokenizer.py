@@ -6,16 +6,17 @@ An image source is a function from example indices to a batch of images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from workers.data.image_folder import load_images
 from workers.models.vq import VQConfig, VQModel, save_vq
 from workers.scenes.captions import caption
-from workers.scenes.images import render, sample_attributes
+from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 from workers.training.examples import Examples
 from workers.training.loop import TrainConfig, train
 
@@ -181,3 +182,20 @@ def tokenize_scenes(codec: VQModel, seed: int, scenes: range, *, chunk: int = 64
         )
         captions += [caption(row) for row in rows.tolist()]
     return Examples(captions, torch.cat(tokens))
+
+
+@torch.no_grad()
+def tokenize_images(codec: VQModel, files: Sequence[Path], *, chunk: int = 64) -> Tensor:
+    """Tokens [n, N] of image files at the size of procedural scenes.
+
+    Raises:
+        ValueError: see `load_images`.
+    """
+    device = codec.quantize.embedding.weight.device
+    parts = [
+        codec.encode(
+            load_images(files[start : start + chunk], IMAGE_SIZE).to(device).float() / 127.5 - 1
+        )
+        for start in range(0, len(files), chunk)
+    ]
+    return torch.cat(parts).flatten(1).cpu()

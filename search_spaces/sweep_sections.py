@@ -71,7 +71,7 @@ class Models(Params):
 @dataclass(frozen=True, slots=True)
 class Captions(Params):
     """Captions of the images: procedural scenes outside the training set, the classes of ImageNet,
-    or those of a file.
+    or those of a file or of a folder of captioned images.
 
     Which captions are chosen from a file, or from the several captions of an image (COCO), does not
     depend on the machine.
@@ -79,8 +79,8 @@ class Captions(Params):
 
     source: Annotated[
         str,
-        "'scenes', 'classes' (of ImageNet), or a .txt, .csv, .tsv, .jsonl, .json (COCO) or "
-        ".parquet file",
+        "'scenes', 'classes' (of ImageNet), a .txt, .csv, .tsv, .jsonl, .json (COCO) or .parquet "
+        "file, or a folder of captioned images",
     ] = "scenes"
     count: Annotated[int, "number of captions", Range(1, 1_000_000)] = 192
     seed: Annotated[int, "seed that chooses the scenes or captions", _SEEDS] = 1

@@ -39,8 +39,8 @@ class Source:
         typer.Argument(metavar="CAPTION", help="Captions; quote each one.", show_default=False),
     ] = None
     captions_file: str | None = o.option(
-        "File with one caption per line, or any file of captions that a sweep reads; - for "
-        "standard input.",
+        "File with one caption per line, or any file or folder of captions that a sweep reads; - "
+        "for standard input.",
         "FILE",
         "--captions",
         callback=o.input_path,
@@ -190,19 +190,19 @@ def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[s
 
 
 def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str]:
-    """The captions of the command line, then those of the file in its order (`-`: standard input).
-    A file is read as a sweep's is; one of another ending, as text with one caption per line.
+    """The captions of the command line, then those of the file or folder in its order (`-`:
+    standard input). It is read as a sweep's is; a file of another ending, as text with one caption
+    per line.
 
     Raises:
         CommandError: no captions, an empty one, or a file that cannot be read.
     """
     from workers.data.captions import (
         ENDINGS,
-        caption_in_one_line,
         captions_in_order,
         captions_of_text,
     )
-    from workers.data.text_files import decode, read_text
+    from workers.data.text_files import caption_in_one_line, decode, read_text
 
     if any(not caption.strip() for caption in captions):
         raise CommandError("a caption is empty; describe an image", WRONG_USAGE)
@@ -216,7 +216,7 @@ def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str
         elif file == "-":
             text = decode(sys.stdin.buffer.read(), "standard input")
             listed = captions_of_text(text, "standard input")
-        elif Path(file).suffix.lower() in ENDINGS:
+        elif Path(file).is_dir() or Path(file).suffix.lower() in ENDINGS:
             listed = captions_in_order(Path(file), seed=seed)
         else:
             listed = captions_of_text(read_text(Path(file)), file)

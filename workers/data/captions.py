@@ -1,11 +1,12 @@
-"""Captions of the images to generate: from a user's file, a published set, procedural scenes, or
-class numbers.
+"""Captions of the images to generate: from a user's file, a folder of captioned images, a published
+set, procedural scenes, or class numbers.
 
     .txt            one caption per line
     .csv .tsv       with a header line; column caption, text or prompt (in any case), or a named one
     .jsonl          one object per line, with such a key
     .parquet        with such a column
     .json           COCO captions: one per image, chosen by the seed, the first, or the longest
+    a folder        of captioned images, in the order of their names (see captioned_images.py)
 
 A caption's id is its position in the whole source (from 0) or COCO's annotation id. The id seeds
 the image's random numbers, so a caption gives the same image in every selection. The SHA-256 of
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from search_spaces.paths import local_path
 from workers.data.shards import digest
 from workers.data.text_files import (
     HEAD,
+    caption_in_one_line,
     collect_errors,
     file_kind,
     read_lines,
@@ -43,9 +44,6 @@ SCENES = "scenes"
 CLASSES = "classes"
 _IMAGENET_CLASSES = 1000  # class-conditional targets number them from 0
 Choose = Literal["seeded", "first", "longest"]
-# Control characters that a caption may not have; a tab is text, and line ends become spaces before.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_EXCERPT = 20  # characters of an excerpt before and after the control character
 _INSTANCE_KEYS = frozenset({"bbox", "segmentation", "keypoints", "category_id", "segments_info"})
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _COLUMNS = ("caption", "text", "prompt")  # in order of preference
@@ -73,7 +71,8 @@ def read_captions(
     Line ends within a caption become spaces; blank lines at the end of a file are ignored.
 
     Args:
-        source: a file, "scenes" (procedural), or "classes" (the numbers of ImageNet's classes).
+        source: a file, a folder of captioned images, "scenes" (procedural), or "classes" (the
+            numbers of ImageNet's classes).
         count: number of captions; None: all of the source.
         seed: decides which captions are selected, and their order.
         column: column or key with the captions; None: caption, text or prompt.
@@ -106,7 +105,7 @@ def read_captions(
         unit = "one per row"
         if source == CLASSES:
             unit = "the classes of ImageNet"
-        elif path.suffix.lower() == ".json":
+        elif path.is_dir() or path.suffix.lower() == ".json":
             unit = "one per image"
         raise ValueError(
             f"{path}: count is {count}, but it has {len(found)} captions ({unit}); lower the count"
@@ -137,11 +136,14 @@ def _rank(*parts: int) -> bytes:
 def captions_in_order(
     path: Path, *, seed: int = 0, column: str | None = None, choose: Choose = "seeded"
 ) -> list[Caption]:
-    """All captions of a file in its order; see `read_captions`.
+    """All captions of a file in its order, or of a folder's images in the order of their names; see
+    `read_captions`.
 
     Raises:
-        ValueError: see `read_captions`.
+        ValueError: see `read_captions`, and `read_folder` for a folder.
     """
+    if path.is_dir():
+        return _to_captions(_from_folder(path, column))
     ending = path.suffix.lower()
     if ending == ".json":
         return _from_coco(path, seed, choose)
@@ -151,8 +153,6 @@ def captions_in_order(
         raise ValueError(
             f"{path}: use a file of captions ({', '.join(ENDINGS)}), not {found}; {fix}"
         )
-    if path.is_dir():
-        raise ValueError(f"{path}: a folder, not a file of captions")
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     return _to_captions(_READERS[ending](path, column))
@@ -177,6 +177,15 @@ def _to_captions(rows: Iterable[_Row]) -> list[Caption]:
             with collect():
                 found.append(Caption(number, caption_in_one_line(text, location), location))
     return found
+
+
+def _from_folder(folder: Path, column: str | None) -> Iterable[_Row]:
+    from workers.data.captioned_images import read_folder  # imports torch and Pillow
+
+    if column is not None:
+        raise ValueError(f"{folder}: a folder has no columns; remove column {column!r}")
+    images = read_folder(folder)
+    return zip(map(str, images.paths), images.captions, strict=True)
 
 
 def _from_lines(path: Path, column: str | None) -> Iterable[_Row]:
@@ -338,38 +347,6 @@ def _column(location: Path | str, columns: Sequence[str], column: str | None) ->
     problem = "two columns" if names else "no column"
     names_text = ", ".join(map(repr, columns)) or "none"
     raise ValueError(f"{location}: {problem} {expected}; its columns are {names_text}; name one")
-
-
-def caption_in_one_line(text: object, location: str) -> str:
-    """The caption as one line: line ends of any kind within it become spaces.
-
-    Raises:
-        ValueError: it is blank, not text, or has invalid characters, or `text` itself is an error.
-    """
-    if isinstance(text, ValueError):
-        raise text
-    if text is None or (isinstance(text, str) and not text.strip()):
-        raise ValueError(f"{location}: blank caption; fill it in or remove the row")
-    if not isinstance(text, str):
-        raise ValueError(f"{location}: the caption is {text!r}, not text; put it in quotes")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"{location}: invalid character (lone surrogate) in {text!r}; correct it"
-        ) from error
-    line = " ".join(part.strip() for part in text.strip().splitlines())
-    if found := _CONTROL.search(line):
-        raise ValueError(
-            f"{location}: control character {found[0]!r} in {_excerpt(line, found.start())}; "
-            "remove it"
-        )
-    return line
-
-
-def _excerpt(text: str, at: int) -> str:
-    """The text around a place in it."""
-    return repr(text[max(0, at - _EXCERPT) : at + _EXCERPT])
 
 
 def _json(text: str, location: str) -> Any:

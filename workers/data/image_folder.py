@@ -22,6 +22,7 @@ from workers.data.pictures import centre_square, is_intact_png, without_png_text
 from workers.data.text_files import collect_errors
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif")
+_OPAQUE = (".jpg", ".jpeg")
 _READ_BEFORE = "linked twice"
 _SPECIAL = "not a regular file"
 _NO_ENDING = "without an ending"
@@ -125,8 +126,8 @@ def _problem(path: Path) -> ValueError | None:
 def load_images(paths: Sequence[Path], size: int) -> Tensor:
     """The centre squares of images, resized: uint8 [n, 3, size, size].
 
-    Grey and palette images become RGB. The alpha channel is removed without blending, as in
-    clean-fid.
+    Grey and palette images become RGB. Transparent pixels are blended with white; clean-fid drops
+    the alpha channel, which shows the colours that are stored below it.
 
     Raises:
         ValueError: a file that is not a readable image, or has more than 8 bits per channel.
@@ -134,9 +135,35 @@ def load_images(paths: Sequence[Path], size: int) -> Tensor:
     images = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
     for i, path in enumerate(paths):
         with _opened(path) as (image, _):
-            picture = centre_square(image.convert("RGB"), size)
+            picture = centre_square(_on_white(image), size)
         images[i] = torch.from_numpy(np.array(picture)).permute(2, 0, 1)
     return images
+
+
+def any_transparent(paths: Sequence[Path]) -> bool:
+    """Whether the format of any image has transparency, even if all of its pixels are opaque.
+
+    Images that cannot be read have none; `check_images` names them.
+    """
+    candidates = [path for path in paths if path.suffix.lower() not in _OPAQUE]
+    with ThreadPoolExecutor(_THREADS) as pool:
+        return any(pool.map(_has_transparency, candidates))
+
+
+def _has_transparency(path: Path) -> bool:
+    try:
+        with _opened(path) as (image, _):
+            return image.has_transparency_data
+    except ValueError:
+        return False
+
+
+def _on_white(image: Image.Image) -> Image.Image:
+    """The image in RGB, over white where it is transparent."""
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    white = Image.new("RGBA", image.size, "white")
+    return Image.alpha_composite(white, image.convert("RGBA")).convert("RGB")
 
 
 @contextmanager

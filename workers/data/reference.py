@@ -20,7 +20,7 @@ from torch import Tensor
 
 from search_spaces.paths import local_path
 from workers.data.captions import SCENES
-from workers.data.image_folder import check_images, find_images, load_images
+from workers.data.image_folder import any_transparent, check_images, find_images, load_images
 from workers.data.records import FEATURES, float_lists, matrix_of, read_shard, write_shard
 from workers.data.shards import digest
 from workers.data.storage import Storage
@@ -228,7 +228,7 @@ def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any
     facts = {
         "identity": first.identity,
         "source": images.describe(),
-        "resize": images.resize,
+        "resize": images.resize(),
         "count": images.count,
     }
     if more:
@@ -260,7 +260,7 @@ def _check_count(count: int, width: int, source: str) -> None:
 class RealImages:
     """Real images at the model's size."""
 
-    resize: str  # the rule by which they were resized
+    resize: Callable[[], str]  # returns the rule by which they were resized; opens all files
     count: int
     describe: Callable[[], str]  # returns name and content hash, for which all files are read
     batch: Callable[[range], Tensor]  # returns images [n, 3, size, size] in [0, 1] at positions
@@ -279,7 +279,7 @@ def real_images(
 
     At most `count` images of a folder are used, selected by the hash of (seed, name). Each is cut
     to its centre square and resized with Pillow's Lanczos filter (antialiased, 8 bits), as for
-    training. An image of the right size stays unchanged.
+    training. An opaque image of the right size stays unchanged; transparent pixels become white.
 
     Raises:
         ValueError: the folder does not exist or has no images; `count` is below 1, or missing for
@@ -297,7 +297,7 @@ def real_images(
             "folder"
         )
     return RealImages(
-        resize="none",
+        resize=lambda: "none",
         count=count,
         describe=lambda: f"scenes (seed {seed})",
         batch=lambda indices: render(sample_attributes(seed, indices), seed, indices),
@@ -310,12 +310,20 @@ def _folder_images(folder: Path, size: int, count: int | None, seed: int) -> Rea
     names = sorted(files.images, key=lambda name: digest([seed, name], 64))[:count]
     paths = [files.images[name] for name in sorted(names)]
     return RealImages(
-        resize=f"centre square, Pillow Lanczos to {size} x {size}",
+        resize=lambda: _resize_rule(paths, size),
         count=len(paths),
         describe=lambda: f"{folder.resolve().name}@{_content_hash(paths)}",
         batch=lambda indices: load_images([paths[i] for i in indices], size).float() / 255,
         paths=paths,
     )
+
+
+def _resize_rule(paths: Sequence[Path], size: int) -> str:
+    """What `load_images` does with these files."""
+    rule = f"centre square, Pillow Lanczos to {size} x {size}"
+    if any_transparent(paths):
+        return f"on white, {rule}"
+    return rule
 
 
 def _content_hash(paths: Sequence[Path]) -> str:

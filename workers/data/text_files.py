@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+# Control characters that a caption may not have; a tab is text, and line ends become spaces before.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_EXCERPT = 20  # characters of an excerpt before and after the control character
 HEAD = 4096  # bytes that tell what a file is
 _ARCHIVE = "unpack it, and give a file of it"
 # How files of other kinds begin, what they are, and what to do.
@@ -215,3 +218,35 @@ def _tab_fields(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 _QUOTED = re.compile(r'"(?:[^"]|"")*"')
+
+
+def caption_in_one_line(text: object, location: str) -> str:
+    """The caption as one line: line ends of any kind within it become spaces.
+
+    Raises:
+        ValueError: it is blank, not text, or has invalid characters, or `text` itself is an error.
+    """
+    if isinstance(text, ValueError):
+        raise text
+    if text is None or (isinstance(text, str) and not text.strip()):
+        raise ValueError(f"{location}: blank caption; fill it in or remove the row")
+    if not isinstance(text, str):
+        raise ValueError(f"{location}: the caption is {text!r}, not text; put it in quotes")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{location}: invalid character (lone surrogate) in {text!r}; correct it"
+        ) from error
+    line = " ".join(part.strip() for part in text.strip().splitlines())
+    if found := _CONTROL.search(line):
+        raise ValueError(
+            f"{location}: control character {found[0]!r} in {_excerpt(line, found.start())}; "
+            "remove it"
+        )
+    return line
+
+
+def _excerpt(text: str, at: int) -> str:
+    """The text around a place in it."""
+    return repr(text[max(0, at - _EXCERPT) : at + _EXCERPT])

@@ -419,8 +419,8 @@ def independent_conditioner(target: Target) -> CodedConditioner:
     """
     if not isinstance(target.conditioner, CodedConditioner):
         problem = (
-            "an independent drafter reads captions by classes or words, as targets of the family "
-            "scenes do"
+            "an independent drafter reads captions by classes, words or n-grams, as targets of the "
+            "family scenes do"
         )
         raise ValueError(f"{target.name}: {problem}; train eagle, eagle3 or medusa")
     return target.conditioner

@@ -14,7 +14,13 @@ import torch
 from PIL import Image, PngImagePlugin
 
 from tests.fakes.png_files import broken_chunk_type, chunk, noise, without_pixels
-from workers.data.image_folder import ENDINGS, check_images, find_images, load_images
+from workers.data.image_folder import (
+    ENDINGS,
+    any_transparent,
+    check_images,
+    find_images,
+    load_images,
+)
 
 RED, BLUE = (220, 30, 30), (30, 30, 220)
 
@@ -38,6 +44,43 @@ def test_images_are_centre_squares(tmp_path: Path) -> None:
     assert images.dtype == torch.uint8
     assert images[0, :, 4, 4].tolist() == list(RED)
     assert images[0, :, 0, 0].tolist() == list(RED)
+
+
+def hidden_colours(mode: str, path: Path) -> None:
+    """An image with a transparent, a half transparent and an opaque third, whose transparent pixels
+    have a colour.
+    """
+    image = Image.new("RGBA", (12, 12), (*RED, 0))
+    image.paste((*RED, 128), (4, 0, 8, 12))
+    image.paste((*RED, 255), (8, 0, 12, 12))
+    if mode == "P":
+        image = Image.new("P", (12, 12), 0)
+        image.putpalette([*BLUE, *RED])
+        image.paste(1, (8, 0, 12, 12))
+        image.info["transparency"] = 0
+    elif mode == "LA":
+        image = image.convert("LA")
+    image.save(path)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_pixels_are_blended_with_white(mode: str, tmp_path: Path) -> None:
+    path, opaque = tmp_path / "a.png", tmp_path / "b.png"
+    hidden_colours(mode, path)
+    (pixels,) = load_images([path], 12)
+    colour = torch.tensor(RED if mode != "LA" else [86] * 3)
+    assert pixels[:, 0, 1].tolist() == [255] * 3
+    if mode != "P":
+        half = (255 * (255 - 128) + colour * 128) / 255
+        assert (pixels[:, 0, 6] - half).abs().max() <= 1
+    assert (pixels[:, 0, 10] - colour).abs().max() <= 1
+    Image.new("RGBA", (12, 12), (*RED, 255)).save(opaque)
+    assert load_images([opaque], 12)[0, :, 3, 3].tolist() == list(RED)
+    photo, broken = tmp_path / "c.jpg", tmp_path / "d.png"
+    picture(photo)
+    broken.write_text("x")
+    assert not any_transparent([photo, broken, picture(tmp_path / "e.png")])
+    assert any_transparent([photo, broken, path])
 
 
 def test_images_are_found_at_any_depth_and_all_other_files_are_counted(tmp_path: Path) -> None:

@@ -96,6 +96,14 @@ def test_a_folder_is_read_with_its_subfolders(tmp_path: Path) -> None:
     assert (made.features[0] - first).abs().amax(1).min() < 1e-6
 
 
+def test_a_reference_says_that_transparent_pixels_are_white(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos")
+    Image.new("RGBA", (16, 16), (9, 9, 9, 0)).save(folder / "a" / "99.png")
+    facts = reference_facts(folder, [Means()], size=8)
+    assert facts["resize"] == "on white, centre square, Pillow Lanczos to 8 x 8"
+    assert next(real_images(folder, size=8).batches()).amax() == 1
+
+
 def test_images_of_the_right_size_are_left_alone(tmp_path: Path) -> None:
     picture = Image.effect_noise((16, 16), 80).convert("RGB")
     picture.save(tmp_path / "a.png")
@@ -183,14 +191,15 @@ def test_one_file_holds_the_same_images_by_several_extractors(tmp_path: Path) ->
 
 
 def test_images_of_all_modes_become_rgb(tmp_path: Path) -> None:
-    """Grey, palette and transparent pictures of the same colours are the same image."""
+    """Grey and palette pictures of the same colours, and opaque ones with alpha, are the same
+    image.
+    """
     colours = Image.effect_noise((12, 12), 60)
     grey = Image.merge("RGB", [colours] * 3)
-    see_through = grey.copy()
-    see_through.putalpha(Image.effect_noise((12, 12), 120))
+    opaque = grey.copy()
+    opaque.putalpha(255)
     palette = grey.quantize(256)
-    palette.info["transparency"] = 0
-    for name, picture in (("L", colours), ("P", palette), ("RGB", grey), ("RGBA", see_through)):
+    for name, picture in (("L", colours), ("P", palette), ("RGB", grey), ("RGBA", opaque)):
         assert picture.mode == name
         picture.save(tmp_path / f"{name}.png")
     images = next(real_images(tmp_path, size=12).batches())

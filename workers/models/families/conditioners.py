@@ -1,20 +1,22 @@
 """Conditioners that several families share: a caption as a few small integers of the model's own,
 or as token ids.
 
-A `CodedConditioner` reads a caption as a fixed number of small integers, one prompt token each.
-`codes` turns captions into integers, which subclasses define; `embed` turns those into prompt
-embeddings. Training stores the integers. Every caption fills every prompt position, so there is no
+A `CodedConditioner` reads a caption as small integers, of which each of a fixed number of prompt
+tokens has one or several. `codes` turns captions into integers, which subclasses define; `embed`
+turns those into prompt embeddings. Every caption fills every prompt position, so there is no
 padding to mask. `TokenPrompts` reads a caption as token ids, padded on the left (Chameleon,
 Lumina-mGPT, Janus and Emu3).
 
-Shape legend: B captions, P prompt positions, D width.
+Shape legend: B captions, P prompt positions, G n-grams of a word, D width.
 """
 
 from __future__ import annotations
 
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +25,8 @@ from torch import Tensor, nn
 from workers.models.checkpoint_files import preview
 from workers.models.target import Prompt
 from workers.scenes.captions import SLOTS, parse
+
+_NGRAMS = range(3, 7)  # lengths of the n-grams of a word, as in Bojanowski et al. 2017
 
 
 class CodedConditioner(nn.Module, ABC):
@@ -44,7 +48,9 @@ class CodedConditioner(nn.Module, ABC):
 
     @abstractmethod
     def codes(self, captions: Sequence[str]) -> Tensor:
-        """int64 [B, P] on the CPU. Raises ValueError for a caption that the model cannot read."""
+        """int64 [B, P] or [B, P, G] on the CPU. Raises ValueError for a caption that the model
+        cannot read.
+        """
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
@@ -55,7 +61,7 @@ class CodedConditioner(nn.Module, ABC):
         self.codes(captions)
 
     def embed(self, codes: Tensor) -> Tensor:
-        """Prompt embeddings [B, P, D] of codes [B, P]."""
+        """Prompt embeddings [B, P, D] of codes."""
         rows: Tensor = self.values(codes)
         return rows if self.places is None else rows + self.places
 
@@ -119,6 +125,68 @@ class WordConditioner(CodedConditioner):
         return {"kind": self.kind, "words": list(self.words), "length": self.prompt_len}
 
 
+class NGramConditioner(CodedConditioner):
+    """Captions of any words: one prompt token per word, for the first `length` words; a shorter
+    caption is padded with a learned blank (code 0).
+
+    A word's embedding is the sum of those of its character n-grams over the square root of their
+    number, where n-grams share `buckets` embeddings by their hash (Bojanowski et al. 2017 average
+    them, and hash with FNV-1a). So a word that training has not seen has the embedding of its
+    parts.
+    """
+
+    kind = "ngrams"
+
+    def __init__(self, dim: int, buckets: int, length: int) -> None:
+        super().__init__(buckets + 1, length, dim, places=True)
+
+    def codes(self, captions: Sequence[str]) -> Tensor:
+        """int64 [B, P, G]: each word's n-grams, padded with zeros to the longest word's G."""
+        buckets = self.values.num_embeddings - 1
+        rows = [[_hashes(word, buckets) for word in self._words(caption)] for caption in captions]
+        longest = max(len(codes) for row in rows for codes in row)
+        padded = torch.zeros(len(rows), self.prompt_len, longest, dtype=torch.int64)
+        for caption, row in zip(padded, rows, strict=True):
+            for word, codes in zip(caption, row, strict=False):
+                word[: len(codes)] = torch.tensor(codes)
+        return padded
+
+    def check(self, captions: Sequence[str]) -> None:
+        for caption in captions:
+            self._words(caption)
+
+    def embed(self, codes: Tensor) -> Tensor:
+        used = codes > 0
+        used[..., 0] = True  # of a blank, code 0
+        parts = self.values(codes) * used[..., None]
+        assert self.places is not None
+        count = used.sum(2, keepdim=True).to(parts.dtype)
+        out: Tensor = parts.sum(2) / count.sqrt() + self.places
+        return out
+
+    def settings(self) -> dict[str, Any]:
+        buckets = self.values.num_embeddings - 1
+        return {"kind": self.kind, "buckets": buckets, "length": self.prompt_len}
+
+    def _words(self, caption: str) -> list[str]:
+        words = split_words(caption)
+        if not words:
+            raise ValueError(f"caption {caption!r} has no words; describe an image")
+        return words[: self.prompt_len]
+
+
+@lru_cache(maxsize=1 << 14)
+def _hashes(word: str, buckets: int) -> list[int]:
+    """The codes from 1 to `buckets` of a word's distinct n-grams, and of the whole word, whose ends
+    are marked by < and >.
+    """
+    marked = f"<{word}>"
+    parts = {marked}
+    for n in _NGRAMS:
+        parts.update(marked[start : start + n] for start in range(len(marked) - n + 1))
+    return [1 + zlib.crc32(part.encode()) % buckets for part in sorted(parts)]
+
+
 def split_words(caption: str) -> list[str]:
     """Lower-case words and numbers of a caption."""
     return re.findall(r"\w+", caption.lower())
@@ -135,7 +203,9 @@ def build_conditioner(settings: Mapping[str, Any], dim: int) -> CodedConditioner
             return SceneConditioner(dim)
         case "words":
             return WordConditioner(dim, settings["words"], settings["length"])
-    raise ValueError(f"unknown conditioner {settings.get('kind')!r}; known: scenes, words")
+        case "ngrams":
+            return NGramConditioner(dim, settings["buckets"], settings["length"])
+    raise ValueError(f"unknown conditioner {settings.get('kind')!r}; known: scenes, words, ngrams")
 
 
 class TokenPrompts(nn.Module):

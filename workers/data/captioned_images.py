@@ -1,4 +1,4 @@
-"""A user's own images: a folder of images with captions, or with one subfolder per class.
+"""A user's captioned images: a folder of images with captions, or with one subfolder per class.
 
 The first of these layouts that fits is read. Images are those of the folder and its subfolders at
 any depth.
@@ -19,9 +19,14 @@ from functools import partial
 from pathlib import Path
 
 from search_spaces.documents import parse_json
-from workers.data.captions import caption_in_one_line
 from workers.data.image_folder import ImageFiles, find_images
-from workers.data.text_files import collect_errors, read_lines, read_table, read_text
+from workers.data.text_files import (
+    caption_in_one_line,
+    collect_errors,
+    read_lines,
+    read_table,
+    read_text,
+)
 
 _LAYOUTS = (
     "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per "
@@ -30,20 +35,19 @@ _LAYOUTS = (
 
 
 @dataclass(frozen=True, slots=True)
-class ImageFolder:
-    """Image files and their captions; a class's name is a caption. left_out: the files that are
-    neither, in words.
-    """
+class CaptionedImages:
+    """Image files and their captions."""
 
     paths: tuple[Path, ...]
     captions: tuple[str, ...]
-    left_out: str = ""
+    left_out: str = ""  # the files that are neither, in words
+    are_classes: bool = False  # the captions are names of subfolders
 
     def __len__(self) -> int:
         return len(self.paths)
 
 
-def read_folder(folder: Path) -> ImageFolder:
+def read_folder(folder: Path) -> CaptionedImages:
     """Lists a folder's images in the order of their names, with captions or classes. Opens no
     image.
 
@@ -59,7 +63,12 @@ def read_folder(folder: Path) -> ImageFolder:
     texts = {_stem(name): name for name, ending in files.others.items() if ending == ".txt"}
     captioned = {image: texts[_stem(image)] for image in files.images if _stem(image) in texts}
     captions = _from_texts(files, captioned) if captioned else _from_classes(files)
-    return ImageFolder(tuple(files.images.values()), captions, files.left_out(captioned.values()))
+    return CaptionedImages(
+        tuple(files.images.values()),
+        captions,
+        files.left_out(captioned.values()),
+        are_classes=not captioned,
+    )
 
 
 def _stem(name: str) -> str:
@@ -146,7 +155,7 @@ def _from_csv(path: Path) -> list[_Row]:
     return [row for row in rows if row[1] or row[2]]
 
 
-def _listed(files: ImageFiles, file: Path, rows: Sequence[_Row]) -> ImageFolder:
+def _listed(files: ImageFiles, file: Path, rows: Sequence[_Row]) -> CaptionedImages:
     """The images and captions of a caption file's rows."""
     folder = files.folder
     if not rows:
@@ -170,7 +179,7 @@ def _listed(files: ImageFiles, file: Path, rows: Sequence[_Row]) -> ImageFolder:
     pairs.sort()
     paths = tuple(folder / name for name, _ in pairs)
     captions = tuple(text for _, text in pairs)
-    return ImageFolder(
+    return CaptionedImages(
         paths,
         captions,
         files.left_out([file.name, *(os.path.normpath(name) for name, _ in pairs)]),
