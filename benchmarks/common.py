@@ -7,6 +7,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from search_spaces.presets import CATALOGUE, PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.captions import read_captions
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics
@@ -126,6 +128,16 @@ def paired_speedup(
 def held_out_requests(models: Models, count: int, seed: int = 1) -> list[Request]:
     """Requests for the captions of held-out scenes 0..count-1."""
     return [Request(index, caption) for index, caption in enumerate(sample_captions(seed, count))]
+
+
+def folder_requests(folder: Path, count: int, seed: int = 1) -> list[Request]:
+    """Requests for `count` captions of a folder of captioned images, which the seed selects.
+
+    Raises:
+        ValueError: see `read_captions`.
+    """
+    captions = read_captions(folder, count=count, seed=seed)
+    return [Request(caption.id, caption.text) for caption in captions]
 
 
 def chosen(names: Iterable[str] | None) -> dict[str, DecodingConfig]:

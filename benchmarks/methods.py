@@ -1,5 +1,5 @@
-r"""Every published method on the built-in model: speed at batch 1 and 8, passes, accepted length,
-time by phase, and quality.
+r"""Every published method on the built-in model, or on one of your own: speed at batch 1 and 8,
+passes, accepted length, time by phase, and quality.
 
     python -m benchmarks.methods                       # all rows (an hour or more on 2 cores)
     python -m benchmarks.methods --timed 2 --repetitions 3 --images 96  # for the docs
@@ -8,11 +8,16 @@ time by phase, and quality.
     python -m recipes eagle eagle3 --recipe-of eagle3 --out runs/equal  # drafters of equal training
     python -m benchmarks.methods --only eagle3_chain eagle1 eagle3 --drafters eagle eagle3 \
         --weights runs/equal --batches 1 8 --images 0 --out runs/equal/methods.json  # equal trees
+    python -m benchmarks.methods --models runs/photos --data held_out --images 96 \
+        --out runs/photos/methods.json  # another target, on captioned images that are held out
+    python -m benchmarks.methods_compared benchmarks/results/methods.json runs/photos/methods.json
 
 Speed is paired: vanilla and the method in turn on the same captions in one process, by the clock of
 timing sessions (on a CPU, that of the thread); the speed-up is the median of the repetitions'
-ratios, with their range. Quality is measured on more, other captions, at batch 64. Results go to
-stdout as a table and to benchmarks/results/methods.json.
+ratios, with their range. Quality is measured on more captions, at batch 64; fid and drift are in
+the feature space of the built-in scenes' network on any target. Presets whose drafter the target
+lacks are left out, by name. Results go to stdout as a table and to
+benchmarks/results/methods.json.
 """
 
 from __future__ import annotations
@@ -27,13 +32,22 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import Paired, chosen, draw, engine_for, held_out_requests, paired_speedup
+from benchmarks.common import (
+    Paired,
+    chosen,
+    draw,
+    engine_for,
+    folder_requests,
+    held_out_requests,
+    paired_speedup,
+)
 from benchmarks.quality import Judge, Quality, real_scenes
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig
 from workers.decoding.build import load_drafter
+from workers.decoding.state import Request
 from workers.loading.models import Models
-from workers.loading.models_yaml import load_folder
+from workers.loading.models_yaml import BUILTIN_NAME, find_entry, load_entry
 
 PHASES = ("target", "drafter", "acceptance", "commit")
 Keep = Callable[[str, dict[str, Any]], None]
@@ -62,12 +76,38 @@ def cross(presets: dict[str, DecodingConfig], drafters: Sequence[str]) -> dict[s
 
 
 def measure_speed(
-    models: Models, config: DecodingConfig, batch: int, images: int, repetitions: int
+    models: Models,
+    config: DecodingConfig,
+    batch: int,
+    images: int,
+    repetitions: int,
+    data: Path | None = None,
 ) -> Paired:
     """Vanilla and the method in turn on `images` captions."""
     vanilla = engine_for(models, DecodingConfig(), batch=batch)
     method = engine_for(models, config, batch=batch)
-    return paired_speedup(vanilla, method, held_out_requests(models, images), repetitions)
+    return paired_speedup(vanilla, method, requests_for(models, data, images), repetitions)
+
+
+def requests_for(models: Models, data: Path | None, count: int) -> list[Request]:
+    """Requests for captions of a folder, or of held-out scenes."""
+    if data is None:
+        return held_out_requests(models, count)
+    return folder_requests(data, count)
+
+
+def split_by_drafter(
+    models: Models, presets: dict[str, DecodingConfig]
+) -> tuple[dict[str, DecodingConfig], dict[str, str]]:
+    """The presets that the models can decode with, and for each of the others the drafter that is
+    missing.
+    """
+    missing = {
+        name: config.drafter.kind
+        for name, config in presets.items()
+        if config.drafter.has_weights and config.drafter.kind not in models.drafters
+    }
+    return {name: presets[name] for name in presets if name not in missing}, missing
 
 
 def speed_row(paired: Paired) -> dict[str, Any]:
@@ -92,8 +132,7 @@ def quality_row(quality: Quality) -> dict[str, Any]:
         "fid": quality.fid,
         "drift": quality.drift,
         "fid_minus_vanilla": quality.gain,
-        "caption_accuracy": quality.accuracy,
-        "clip_score": quality.clip,
+        **quality.scores,
     }
     return {name: [e.value, e.error] for name, e in named.items() if e is not None}
 
@@ -154,13 +193,17 @@ def _estimate(pair: list[float] | None, digits: int) -> str:
 
 
 def measure_quality(
-    models: Models, presets: dict[str, DecodingConfig], images: int, keep: Keep
+    models: Models,
+    presets: dict[str, DecodingConfig],
+    images: int,
+    keep: Keep,
+    data: Path | None = None,
 ) -> None:
     """Quality of every method on the same held-out captions, and of real scenes with those
-    captions.
+    captions. The images of a folder are the reference themselves.
     """
-    requests = held_out_requests(models, images)
-    judge = Judge(models.target, requests)
+    requests = requests_for(models, data, images)
+    judge = Judge(models.target, requests, data)
     vanilla = judge(draw(engine_for(models, DecodingConfig(), batch=64), requests).tokens)
     for name, config in presets.items():
         plain = config == DecodingConfig()
@@ -168,7 +211,8 @@ def measure_quality(
             vanilla if plain else judge(draw(engine_for(models, config, batch=64), requests).tokens)
         )
         keep(name, {"quality": quality_row(quality)})
-    keep("real scenes", {"quality": quality_row(judge.judge(real_scenes(1, images)))})
+    if data is None:
+        keep("real scenes", {"quality": quality_row(judge.judge(real_scenes(1, images)))})
 
 
 def main() -> None:
@@ -176,6 +220,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", help="presets; default all")
+    parser.add_argument(
+        "--models", default=BUILTIN_NAME, help="a folder of weights, or FILE#ENTRY of a models.yaml"
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of captioned images that training has not seen: the captions, and the real "
+        "images of fid; default: scenes, for the built-in model",
+    )
     parser.add_argument("--drafters", nargs="+", help="draft the presets' trees with each of these")
     parser.add_argument(
         "--weights", type=Path, help="folder of drafters that replace the built-in ones"
@@ -195,11 +248,15 @@ def main() -> None:
         "--merge", action="store_true", help="keep FILE's other methods and measurements"
     )
     args = parser.parse_args()
-    models, presets = load_folder(), chosen(args.only)
+    if args.data is None and args.models != BUILTIN_NAME:
+        parser.error(f"--models {args.models} needs --data: captions and real images of its kind")
+    models = load_entry(find_entry(args.models), torch.device("cpu"))
+    presets = chosen(args.only)
     if args.weights:
         models = with_drafters(models, args.weights)
     if args.drafters:
         presets = cross(presets, args.drafters)
+    presets, missing = split_by_drafter(models, presets)
     merge = args.merge and args.out.exists()
     rows: dict[str, dict[str, Any]] = json.loads(args.out.read_text())["rows"] if merge else {}
     machine = {
@@ -212,7 +269,8 @@ def main() -> None:
     def keep(name: str, measured: dict[str, Any]) -> None:
         """Write at once, so that an interrupted run keeps what it has measured."""
         rows.setdefault(name, {}).update(measured)
-        found = {"machine": machine, "sampling": str(models.target.sampling), "rows": rows}
+        facts = {"machine": machine, "sampling": str(models.target.sampling)}
+        found = {"models": args.models, **facts, "rows": rows}
         args.out.write_text(json.dumps(found, indent=1))
         print(name, measured, flush=True)
 
@@ -220,11 +278,13 @@ def main() -> None:
         keep(name, {"config": config.flat()})
         for batch in args.batches:
             images, repetitions = (args.timed, args.repetitions) if batch == 1 else (batch, 2)
-            paired = measure_speed(models, config, batch, images, repetitions)
+            paired = measure_speed(models, config, batch, images, repetitions, args.data)
             keep(name, {f"batch_{batch}": speed_row(paired)})
     if args.images:
-        measure_quality(models, presets, args.images, keep)
+        measure_quality(models, presets, args.images, keep, args.data)
     print(table({name: rows[name] for name in (*PRESETS, *presets, "real scenes") if name in rows}))
+    for name, kind in missing.items():
+        print(f"left out: {name}, {args.models} has no {kind} drafter")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
-"""Image quality of a setting of the built-in model, with uncertainties: fid, drift, caption
-accuracy, CLIP score.
+"""Image quality of a setting, with uncertainties: fid, drift, and on scenes caption accuracy and
+CLIP score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from workers.data.reference import real_images
 from workers.decoding.state import Request
 from workers.metrics.caption_accuracy import image_accuracies
 from workers.metrics.clip_score import load_clip
@@ -17,7 +19,7 @@ from workers.metrics.estimate import BLOCKS, Estimate, block_mean
 from workers.metrics.features import load_features
 from workers.metrics.frechet import Gaussian, difference, distance_between, distance_to_reference
 from workers.models.target import Target
-from workers.scenes.images import render, sample_attributes
+from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 # held out from all training (seed 0) and from the captions drawn (seed 1)
 REFERENCE_SEED, REFERENCE_SCENES = 2, 4096
@@ -25,26 +27,35 @@ REFERENCE_SEED, REFERENCE_SCENES = 2, 4096
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """`fid`: to real scenes. `drift`: to vanilla's images of the same captions. `gain`: fid minus
+    """`fid`: to real images. `drift`: to vanilla's images of the same captions. `gain`: fid minus
     vanilla's, paired.
     """
 
     fid: Estimate
     drift: Estimate | None
     gain: Estimate | None
-    accuracy: Estimate
-    clip: Estimate
+    scores: Mapping[str, Estimate]  # of scenes: caption_accuracy and clip_score
 
 
 class Judge:
-    """The nets and the reference, computed once for all settings."""
+    """The nets and the reference, computed once for all settings.
 
-    def __init__(self, target: Target, requests: Sequence[Request]) -> None:
+    The reference is a folder of real images of what the captions describe; None: scenes. The
+    features are those of the built-in scenes' network, whatever the images show.
+    """
+
+    def __init__(
+        self, target: Target, requests: Sequence[Request], folder: Path | None = None
+    ) -> None:
         self.target, self.captions = target, [request.caption for request in requests]
-        self.features, self.clip = load_features(), load_clip()
-        self.reference = Gaussian.fit(
-            self.features.extract(real_scenes(REFERENCE_SEED, REFERENCE_SCENES))
-        )
+        self.features = load_features()
+        self.clip = None
+        if folder is None:
+            self.clip = load_clip()
+            real: Iterable[Tensor] = [real_scenes(REFERENCE_SEED, REFERENCE_SCENES)]
+        else:
+            real = real_images(folder, size=IMAGE_SIZE).batches()
+        self.reference = Gaussian.fit(torch.cat([self.features.extract(batch) for batch in real]))
         self.vanilla: Tensor | None = None
 
     def __call__(self, tokens: Tensor) -> Quality:
@@ -70,9 +81,18 @@ class Judge:
             fid=distance_to_reference(features, self.reference, blocks),
             drift=distance_between(features, self.vanilla, blocks) if paired else None,
             gain=difference(features, self.vanilla, self.reference, blocks) if paired else None,
-            accuracy=block_mean(image_accuracies(self.features, features, self.captions), blocks),
-            clip=block_mean(self.clip.cosines(images, self.captions), blocks),
+            scores=self._scores(images, features, blocks),
         )
+
+    def _scores(self, images: Tensor, features: Tensor, blocks: Tensor) -> dict[str, Estimate]:
+        """The scores of scenes, by name; none of other images."""
+        if self.clip is None:
+            return {}
+        accuracies = image_accuracies(self.features, features, self.captions)
+        return {
+            "caption_accuracy": block_mean(accuracies, blocks),
+            "clip_score": block_mean(self.clip.cosines(images, self.captions), blocks),
+        }
 
 
 def real_scenes(seed: int, count: int) -> Tensor:

@@ -51,21 +51,23 @@ def main() -> None:
         quality = judge(
             draw(engine_for(models, DecodingConfig(), batch=64, sampling=sampling), jobs).tokens
         )
+        accuracy = quality.scores["caption_accuracy"]
+        clip = quality.scores["clip_score"]
         rows.append(
             {
                 "cfg": sampling.cfg,
                 "temperature": sampling.temperature,
                 "top_k": sampling.top_k,
                 "fid": [quality.fid.value, quality.fid.error],
-                "caption_accuracy": [quality.accuracy.value, quality.accuracy.error],
-                "clip_score": [quality.clip.value, quality.clip.error],
+                "caption_accuracy": [accuracy.value, accuracy.error],
+                "clip_score": [clip.value, clip.error],
             }
         )
         print(
             f"| {sampling.cfg:g} | {sampling.temperature:g} | {sampling.top_k or 'all'} "
             f"| {quality.fid.value:.2f} ± {quality.fid.error:.2f} "
-            f"| {quality.accuracy.value:.3f} ± {quality.accuracy.error:.3f} "
-            f"| {quality.clip.value:.3f} ± {quality.clip.error:.3f} |",
+            f"| {accuracy.value:.3f} ± {accuracy.error:.3f} "
+            f"| {clip.value:.3f} ± {clip.error:.3f} |",
             flush=True,
         )
     args.out.parent.mkdir(parents=True, exist_ok=True)
