@@ -5,6 +5,7 @@ what the page says.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import sys
 from dataclasses import replace
@@ -14,7 +15,11 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
+from recipes import components
+from recipes.__main__ import main as recipes_main
+from recipes.evaluate import main as evaluate_main
 from search_spaces import plugins
 from search_spaces.drafters import DRAFTERS
 from search_spaces.neighbourhoods import NEIGHBOURHOODS, NeighbourTables
@@ -23,6 +28,7 @@ from search_spaces.schedules import SCHEDULES
 from search_spaces.trees import POLICIES
 from tests.docs.pages import commands_of, shell_blocks
 from tests.fakes.command_line import specfrontier
+from workers.data.captioned_images import read_folder
 from workers.loading import models_yaml
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
@@ -203,6 +209,65 @@ def test_your_own_sampler(names: dict[str, Any]) -> None:
     assert_commands_run("your_own_sampler.md")
     assert set(names["lengths"]) <= {2, 3}, "the option, not the default of 4"
     assert "short" in SAMPLERS
+
+
+def unpacked_emoji(folder: Path) -> None:
+    """A package with the layout of emoji-datasource-google: 5 subcategories, of which the third has
+    200 pictures and is held out, and one picture of it twice.
+    """
+    pictures = folder / "package" / "img" / "google" / "64"
+    pictures.mkdir(parents=True)
+    emoji = []
+    for number in range(212):
+        held_out = number >= 12
+        name = f"{number:04x}-fe0f.png"
+        colour = 0 if number == 200 else number
+        Image.new("RGBA", (8, 8), (colour, 90, 200, 255 * (number % 2))).save(pictures / name)
+        emoji.append(
+            {
+                "name": f"SQUARE: NO. {number % 12}",
+                "image": name,
+                "category": "Symbols & Signs",
+                "subcategory": "c-held-out" if held_out else "abde"[number % 4],
+            }
+        )
+    (folder / "package" / "emoji.json").write_text(json.dumps(emoji), "utf-8")
+
+
+@pytest.mark.slow
+def test_your_own_images(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The page's code, recipes of one step on a model of one layer, and its commands."""
+    page = "your_own_images.md"
+    unpacked_emoji(tmp_path)
+    run(page, monkeypatch, tmp_path)
+    halves = [read_folder(tmp_path / "emoji" / half) for half in ("train", "held_out")]
+    assert [len(half) for half in halves] == [12, 199], "without the copy of a trained picture"
+    assert halves[0].captions[0] == "square: no. 0, a, Symbols & Signs"
+    small = {
+        component: tuple(replace(phase, batch=2, bf16=False) for phase in phases)
+        for component, phases in components._RECIPES.items()
+    }
+    monkeypatch.setattr(components, "_RECIPES", small)
+    monkeypatch.setattr(components, "TARGET", replace(components.TARGET, n_layers=1))
+    for block in shell_blocks(DOCS / page):
+        if block.mark == "tested by":
+            for words in commands_of(block):
+                run_command(words, monkeypatch)
+
+
+def run_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of the page, in this process; of recipes one step, of evaluations two images."""
+    match words:
+        case ["python", "-m", "recipes", *arguments]:
+            recipes_main([*arguments, "--steps", "1", "--device", "cpu"])
+        case ["python", "-m", "recipes.evaluate", *arguments]:
+            monkeypatch.setattr(sys, "argv", ["evaluate", *arguments, "--images", "2"])
+            evaluate_main()
+        case ["specfrontier", *arguments]:
+            result = specfrontier(*arguments)
+            assert result.code == 0, (words, result.err)
+        case _:
+            raise AssertionError(words)
 
 
 @pytest.mark.parametrize("names", ["racing.md"], indirect=True)
