@@ -29,7 +29,7 @@ from torch import Tensor
 from search_spaces.plugins import Registry
 from workers.data.checked_json import dump_checked, load_checked
 from workers.data.pictures import accepted_by_cell, heat_map, image_grid, png, to_pictures
-from workers.data.records import ShardError, read_shard, tokens_of, write_shard
+from workers.data.records import ACCEPTANCE, ShardError, read_shard, tokens_of, write_shard
 from workers.data.reference import FILE
 from workers.data.shards import (
     FACTS,
@@ -43,11 +43,13 @@ from workers.data.shards import (
     Serializable,
     TimingSession,
 )
+from workers.data.storage import Storage
 from workers.decoding.token_check import TokenCheck
 from workers.decoding.token_checker import READ_TOGETHER, TokenChecker
+from workers.metrics.acceptance import AcceptanceCounts, acceptance_file
 from workers.metrics.costs import batch_passes
 from workers.metrics.definition import IMAGES, REFERENCE
-from workers.metrics.estimate import Estimate
+from workers.metrics.estimate import BLOCKS, Estimate
 from workers.metrics.metric import ComputedMetric, MetricInputs, Rows
 from workers.metrics.registry import compute_metrics, select_metrics
 from workers.models.target import Target
@@ -254,24 +256,28 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
     }
     result = _trial_metrics(shards, task, {metric.name: metric for metric in metrics}, others)
     result["skipped"] |= unavailable
-    if task.check:
-        try:
-            result["check"] = asdict(_check_tokens(worker, shards, task))
-        except OutOfMemory as error:  # the images are worth more than their check
-            result["skipped"][TOKEN_CHECK] = str(error)
-    result["pictures"] = _plot_pictures(shards, task, target, task.config.digest())
+    result["pictures"] = []
+    if task.quality:
+        table = shards.tokens_and_passes(task.quality)
+        if task.check:
+            try:
+                result["check"] = asdict(_check_tokens(worker, table, task))
+            except OutOfMemory as error:  # the images are worth more than their check
+                result["skipped"][TOKEN_CHECK] = str(error)
+        digest = task.config.digest()
+        result["pictures"] = _plot_pictures(worker.storage, table, target, digest)
+        _write_acceptance(worker, table, digest)
     result = {"name": name, **result, **_timed(worker, start)}
     worker.storage.write(name, dump_checked(result))
     return result | {"ran": True}
 
 
-def _check_tokens(worker: LoadedSweep, shards: ShardReader, task: MeasureTask) -> TokenCheck:
+def _check_tokens(worker: LoadedSweep, table: pa.Table, task: MeasureTask) -> TokenCheck:
     """Check the tokens of all images of a task.
 
     Raises:
         OutOfMemory: the target cannot read a whole image.
     """
-    table = shards.tokens_and_passes(task.quality)
     texts = {caption.id: caption.text for caption in worker.captions}
     captions = [texts[caption] for caption in table.column("caption_id").to_pylist()]
     tokens = tokens_of(table)
@@ -353,15 +359,27 @@ def _plain(estimates: Mapping[str, Estimate]) -> dict[str, dict[str, Any]]:
     return plain
 
 
-def _plot_pictures(
-    shards: ShardReader, task: MeasureTask, target: Target, digest: str
-) -> list[str]:
+def _write_acceptance(worker: LoadedSweep, table: pa.Table, digest: str) -> None:
+    """Write the counts of accepted drafts by group of captions, in place of those of fewer images;
+    nothing if an earlier version generated images, which did not count them.
+    """
+    known = [name for name in ACCEPTANCE if name in table.column_names]
+    if len(known) < len(ACCEPTANCE) or any(table[name].null_count for name in known):
+        return
+    places = {caption.id: place for place, caption in enumerate(worker.captions)}
+    own = [places[caption] for caption in table["caption_id"].to_pylist()]
+    counts = AcceptanceCounts.of(
+        *(table[name].to_pylist() for name in ACCEPTANCE),
+        groups=[worker.captions[place].group for place in own],
+        blocks=[place % BLOCKS for place in own],
+    )
+    write_shard(worker.storage, acceptance_file(digest), counts.to_table(), {"kind": "acceptance"})
+
+
+def _plot_pictures(storage: Storage, table: pa.Table, target: Target, digest: str) -> list[str]:
     """Write the grid of the first images and the heat map of accepted lengths; returns their
     names.
     """
-    if not task.quality:
-        return []
-    table = shards.tokens_and_passes(task.quality)
 
     def decode(tokens: Sequence[Tensor]) -> list[Image.Image]:
         return to_pictures(target.decode(torch.stack(list(tokens)).to(target.device)))
@@ -381,7 +399,7 @@ def _plot_pictures(
         f"heatmaps/{digest}.png": heat_map(cells, title),
     }
     for name, picture in files.items():
-        shards.storage.write(name, png(picture))
+        storage.write(name, png(picture))
     return list(files)
 
 

@@ -51,7 +51,13 @@ def shard(row: int, images: range) -> object:
         count = passes(row, image)
         emitted, ones = torch.full((count,), 2), torch.ones(count, dtype=torch.int64)
         statistics = ImageStatistics(
-            emitted, emitted.cumsum(0), row * ones, 2 * row * ones, dict.fromkeys(PHASES, 0.1)
+            emitted,
+            emitted.cumsum(0),
+            row * ones,
+            2 * row * ones,
+            torch.tensor([0, count]),
+            torch.tensor([count]),
+            dict.fromkeys(PHASES, 0.1),
         )
         results.append(
             Result(

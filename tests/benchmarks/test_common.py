@@ -37,7 +37,7 @@ def _engine(clocks: Clocks, seconds: float) -> Engine:
         clocks.waited += _WAIT_S
         clocks.cpu += seconds
         counts = torch.tensor([1])
-        statistics = ImageStatistics(counts, counts, counts, counts, dict.fromkeys(PHASES, 0.0))
+        statistics = ImageStatistics(*[counts] * 6, dict.fromkeys(PHASES, 0.0))
         return [Result(request, torch.zeros(2), statistics) for request in requests]
 
     return cast(Engine, SimpleNamespace(device=torch.device("cpu"), batch_size=1, run=run))

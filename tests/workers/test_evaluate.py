@@ -8,6 +8,7 @@ import io
 import json
 import math
 import threading
+from collections import Counter
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,7 +28,14 @@ from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.tiny_models import tiny_scenes
 from tests.fakes.waiting import HANG_S
-from workers.data.records import features_of, float_lists, read_shard, tokens_of, write_shard
+from workers.data.records import (
+    ACCEPTANCE,
+    features_of,
+    float_lists,
+    read_shard,
+    tokens_of,
+    write_shard,
+)
 from workers.data.reference import read_reference
 from workers.data.shards import (
     PREDICTIONS,
@@ -46,6 +54,7 @@ from workers.decoding.token_checker import TokenChecker, check_images
 from workers.evaluate import TASK_KINDS, Evaluator, makes
 from workers.loading.models import Capabilities
 from workers.loading.models_yaml import folder_entry
+from workers.metrics.acceptance import acceptance_file
 from workers.models.checkpoint_files import WeightsError
 from workers.runtime.engines import CancellableEngine, Cancelled
 from workers.runtime.loaded import LoadedSweep
@@ -306,6 +315,59 @@ def test_pictures_stand_for_the_trial(
     )
     assert (corner - first * 255).abs().max() <= 0.51
     assert Image.open(io.BytesIO((home / found["pictures"][1]).read_bytes())).width > 100
+
+
+def test_accepted_drafts_are_counted_by_group_of_captions(
+    evaluator: Evaluator, shards: list[QualityShard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a chain, the passes say it all: a draft is tested if those before it were accepted, and
+    there is one before the image's last token.
+    """
+    captions = [
+        replace(caption, group=("even", "odd")[place % 2])
+        for place, caption in enumerate(evaluator.captions)
+    ]
+    monkeypatch.setattr(evaluator, "captions", captions)
+    evaluator.make(MeasureTask(CONFIG, names(evaluator, shards), (), (), ("target_passes",)))
+    file = acceptance_file(CONFIG.digest())
+    found = {
+        (row["group"], row["block"], row["drafts"]): (row["tested"], row["accepted"])
+        for row in read_shard(evaluator.storage, file)[0].to_pylist()
+    }
+    places = {caption.id: place for place, caption in enumerate(captions)}
+    expected: Counter[tuple[str, int, int, bool]] = Counter()
+    for name in names(evaluator, shards):
+        for row in read_shard(evaluator.storage, name)[0].to_pylist():
+            place = places[row["caption_id"]]
+            position = 1
+            for emitted, nodes in zip(row["emitted"], row["nodes"], strict=True):
+                last = min(emitted, nodes, len(row["tokens"]) - position - 1)
+                for drafts in range(last + 1):
+                    expected[captions[place].group, place, drafts, drafts < emitted] += 1
+                position += emitted
+    assert found == {
+        key: (expected[*key, True] + expected[*key, False], expected[*key, True]) for key in found
+    }
+    assert sum(tested for tested, _ in found.values()) == expected.total()
+
+
+def test_images_of_an_earlier_version_have_no_counts(
+    evaluator: Evaluator, shards: list[QualityShard]
+) -> None:
+    storage = evaluator.storage
+    name, *_ = names(evaluator, shards)
+    table, metadata = read_shard(storage, name)
+    file = acceptance_file(CONFIG.digest())
+    if storage.exists(file):
+        storage.remove(file)
+    try:
+        write_shard(storage, name, table.drop_columns(list(ACCEPTANCE)), metadata)
+        found = evaluator.make(MeasureTask(CONFIG, (name,), (), (), ("target_passes",)))
+    finally:
+        write_shard(storage, name, table, metadata)
+    assert found["metrics"]["target_passes"]["value"] > 0
+    assert found["pictures"]
+    assert not storage.exists(file)
 
 
 def test_the_reference_is_made_once_and_must_stay_the_same(tmp_path: Path) -> None:

@@ -8,6 +8,9 @@ set, procedural scenes, or class numbers.
     .json           COCO captions: one per image, chosen by the seed, the first, or the longest
     a folder        of captioned images, in the order of their names (see captioned_images.py)
 
+A table or .jsonl may have a group for each caption, such as its length or GenEval's tag: column
+group, category or tag. Statistics are given by group; nothing else depends on it.
+
 A caption's id is its position in the whole source (from 0) or COCO's annotation id. The id seeds
 the image's random numbers, so a caption gives the same image in every selection. The SHA-256 of
 (seed, id) decides which captions are selected, and their order: both are the same on every machine,
@@ -47,6 +50,7 @@ Choose = Literal["seeded", "first", "longest"]
 _INSTANCE_KEYS = frozenset({"bbox", "segmentation", "keypoints", "category_id", "segments_info"})
 _ARCHIVES = (".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 _COLUMNS = ("caption", "text", "prompt")  # in order of preference
+_GROUPS = ("group", "category", "tag")  # columns of captions' groups, in order of preference
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,7 @@ class Caption:
     id: int  # unique within the source; fits a signed 64-bit integer
     text: str
     location: str = field(default="", compare=False, repr=False)  # such as "captions.txt, line 3"
+    group: str = field(default="", compare=False, repr=False)  # "": none
 
 
 def read_captions(
@@ -164,18 +169,20 @@ def captions_of_text(text: str, name: str) -> list[Caption]:
     Raises:
         ValueError: a blank line between others, or invalid characters.
     """
-    return _to_captions(split_lines(text, name))
+    return _to_captions((location, line, None) for location, line in split_lines(text, name))
 
 
-_Row = tuple[str, object]  # location, and the caption or the error of the row
+# location, the caption or the error of the row, and its group
+_Row = tuple[str, object, object]
 
 
 def _to_captions(rows: Iterable[_Row]) -> list[Caption]:
     found: list[Caption] = []
     with collect_errors("row") as collect:
-        for number, (location, text) in enumerate(rows):
+        for number, (location, text, group) in enumerate(rows):
             with collect():
-                found.append(Caption(number, caption_in_one_line(text, location), location))
+                line = caption_in_one_line(text, location)
+                found.append(Caption(number, line, location, _group(group)))
     return found
 
 
@@ -185,21 +192,42 @@ def _from_folder(folder: Path, column: str | None) -> Iterable[_Row]:
     if column is not None:
         raise ValueError(f"{folder}: a folder has no columns; remove column {column!r}")
     images = read_folder(folder)
-    return zip(map(str, images.paths), images.captions, strict=True)
+    return [
+        (str(path), caption, None)
+        for path, caption in zip(images.paths, images.captions, strict=True)
+    ]
+
+
+def _group(value: object) -> str:
+    """The group that a column says; "" if it has no text or number there."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        return ""
+    return " ".join(str(value).split())
+
+
+def _group_column(columns: Iterable[str], captions: str) -> str | None:
+    """The column with the captions' groups, if there is one. captions: that of the captions."""
+    by_name = {name.strip().lower(): name for name in columns if name != captions}
+    return next((by_name[name] for name in _GROUPS if name in by_name), None)
 
 
 def _from_lines(path: Path, column: str | None) -> Iterable[_Row]:
     if column is not None:
         raise ValueError(f"{path}: a text file has no columns; remove column {column!r}")
-    return read_lines(path)
+    return ((location, line, None) for location, line in read_lines(path))
 
 
 def _from_table(path: Path, column: str | None) -> Iterable[_Row]:
     header, rows = read_table(path)
-    index = header.index(_column(path, header, column))
-    return [
-        (location, row if isinstance(row, ValueError) else row[index]) for location, row in rows
-    ]
+    name = _column(path, header, column)
+    index = header.index(name)
+    group = _group_column(header, name)
+    group_index = None if group is None else header.index(group)
+    for location, row in rows:
+        if isinstance(row, ValueError):
+            yield location, row, None
+        else:
+            yield location, row[index], None if group_index is None else row[group_index]
 
 
 def _from_jsonl(path: Path, column: str | None) -> Iterable[_Row]:
@@ -213,9 +241,11 @@ def _from_jsonl(path: Path, column: str | None) -> Iterable[_Row]:
             entry = _json(line, location)
             if not isinstance(entry, dict):
                 raise ValueError(f'{location}: not an object such as {{"caption": "a red ball"}}')
-            yield location, entry[_column(location, list(entry), column)]
+            name = _column(location, list(entry), column)
+            group = _group_column(entry, name)
+            yield location, entry[name], None if group is None else entry[group]
         except ValueError as error:
-            yield location, error
+            yield location, error, None
 
 
 def _from_parquet(path: Path, column: str | None) -> Iterable[_Row]:
@@ -231,13 +261,17 @@ def _from_parquet(path: Path, column: str | None) -> Iterable[_Row]:
             name = _column(path, file.schema_arrow.names, column)
             if problem := _not_text(file.schema_arrow.field(name).type):
                 raise ValueError(f"{path}: column {name!r} has {problem}")
-            values = file.read([name]).column(name)
+            group = _group_column(file.schema_arrow.names, name)
+            table = file.read([name] if group is None else [name, group])
     except (pa.ArrowException, OSError) as error:
         raise ValueError(
             f"{path}: not a readable Parquet file ({error}); write it again"
         ) from error
+    values = table.column(name).to_pylist()
+    groups = [None] * len(values) if group is None else table.column(group).to_pylist()
     return [
-        (f"{path}, row {number}", value) for number, value in enumerate(values.to_pylist(), start=1)
+        (f"{path}, row {number}", value, own)
+        for number, (value, own) in enumerate(zip(values, groups, strict=True), start=1)
     ]
 
 

@@ -43,6 +43,8 @@ FEATURES = "features."
 SCORES = "score."
 # The phases of `workers.decoding.timer`, which imports torch.
 _PHASES = ("prefill", "drafter", "target", "acceptance", "commit")
+# Counts of accepted drafts (see `ImageStatistics`), which shards of earlier versions lack.
+ACCEPTANCE = ("acceptance_histogram", "tested")
 # Columns of quality shards, without features and scores; see `workers.runtime.shard_tables`
 IMAGE_SCHEMA = pa.schema(
     {
@@ -51,6 +53,7 @@ IMAGE_SCHEMA = pa.schema(
         "sample": pa.int32(),
         "seed": pa.int64(),
         **dict.fromkeys(("tokens", "emitted", "depth", "nodes"), pa.list_(pa.int32())),
+        **dict.fromkeys(ACCEPTANCE, pa.list_(pa.int32())),
         "passes": pa.int32(),
         **dict.fromkeys((f"seconds_{phase}" for phase in _PHASES), pa.float64()),
         "latency": pa.float64(),

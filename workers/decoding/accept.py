@@ -43,6 +43,8 @@ class AcceptResult:
     nonfinite: Tensor  # [B] whether the probs that it was sampled from were not finite
     # [B, N+1, V] the target's probs after each slot of a chain. None if they were not computed.
     probs: Tensor | None = None
+    # [B] how many of the accepted drafts were not verified. None if all were.
+    unverified: Tensor | None = None
     num_emitted: Tensor = field(init=False)  # [B] num_accepted + 1
 
     def __post_init__(self) -> None:

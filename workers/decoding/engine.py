@@ -28,7 +28,12 @@ from workers.decoding.rng import CounterRNG, image_keys
 from workers.decoding.row_ends import RowEnds
 from workers.decoding.sampling import stream_count, to_probs
 from workers.decoding.state import Batch, Request
-from workers.decoding.statistics import PassCounts, Result, StatisticsRecorder
+from workers.decoding.statistics import (
+    PassCounts,
+    Result,
+    StatisticsRecorder,
+    verification_outcomes,
+)
 from workers.decoding.timer import PhaseTimer
 from workers.decoding.tree import DraftTree
 from workers.models.attention import aligned
@@ -216,21 +221,22 @@ class Engine:
         so_far, emitted, depth, nodes, failed = (
             numbers[part * size : (part + 1) * size] for part in range(5)
         )
-        self.drafting.set_bounds(numbers[5 * size :])
+        outcomes = numbers[5 * size : 5 * size + batch.size]
+        self.drafting.set_bounds(numbers[5 * size + batch.size :])
         if any(failed):
             is_drafters = all(bits in (0, _DRAFTER_NONFINITE) for bits in failed)
             model = f"{self.config.drafter.kind} drafter of target" if is_drafters else "target"
             raise DecodingError(
                 f"{model} {self.target.name}: logits are not finite (NaN or infinite weights?)"
             )
-        return PassCounts(so_far, emitted, depth, nodes)
+        return PassCounts(so_far, emitted, depth, nodes, outcomes)
 
     def step(self, batch: Batch) -> Tensor:
         """One pass for every row. The host reads nothing from the device, but for the size of an
         adjacency tree after rows have changed.
 
-        Returns the pass's report for `read`: [5 * B + n], four counts of every row, what failed in
-        it, and n bounds of the next draft.
+        Returns the pass's report for `read`: [5 * B + F * B + n], four counts of every row and what
+        failed in it, the outcome of every draft tree, and n bounds of the next draft.
         """
         key = (batch.size, batch.max_emitted, *self.drafting.plan(batch))
         timer = self.timer.start()
@@ -315,6 +321,7 @@ class Engine:
                 source, destination = row_ends.cache_moves(path, source, destination)
             batch.cache.move(source, destination)
             features = features.gather(1, path[..., None].expand(-1, -1, features.shape[2]))
+        outcomes = batch.only_open(verification_outcomes(tree, result, batch))
         self.drafting.commit(batch, tree, result, logits, features)
         emitted = batch.commit(result.tokens, result.num_emitted, result.next_root)
         nonfinite = batch.by_image(result.nonfinite, torch.any)
@@ -323,7 +330,7 @@ class Engine:
             failed = torch.add(failed, tree.nonfinite, alpha=_DRAFTER_NONFINITE)
         levels = batch.by_image(tree.levels, torch.amax)
         nodes = batch.by_image(tree.num_nodes, torch.sum)
-        counts = [batch.so_far, emitted, levels, nodes, failed]
+        counts = [batch.so_far, emitted, levels, nodes, failed, outcomes]
         bounds = self.drafting.next_bounds(batch)
         if bounds is not None:
             counts.append(bounds)

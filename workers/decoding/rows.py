@@ -138,6 +138,9 @@ class RowsBatch(Batch):
     def so_far(self) -> Tensor:
         return self.counts[:, 1:-1].sum(1)
 
+    def only_open(self, x: Tensor) -> Tensor:
+        return torch.where(self.is_open, x, -1)
+
     def sync_host_counts(self, emitted: Sequence[int]) -> None:
         # the last token of an image with so many tokens is at most `missing` cells farther: all
         # rows above the wavefronts' are complete, and those between have `lag` tokens or more

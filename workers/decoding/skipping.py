@@ -256,7 +256,12 @@ class SkippingDrafting(Drafting[Batch]):
             slot = below.path.gather(1, place)
         path = torch.where(order <= skipped, order, slot + self.depth)
         return AcceptResult(
-            path, tokens, below.num_accepted + tree.skipped, below.next_root, below.nonfinite
+            path,
+            tokens,
+            below.num_accepted + tree.skipped,
+            below.next_root,
+            below.nonfinite,
+            unverified=tree.skipped,
         )
 
     def commit(

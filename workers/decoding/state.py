@@ -161,6 +161,10 @@ class Batch:
             return x
         return reduce(x.view(self.wavefronts, -1), 0)
 
+    def only_open(self, x: Tensor) -> Tensor:
+        """Values [B] of each draft tree, with -1 where a pass decides nothing by it."""
+        return x
+
     def rows(self, indices: Tensor) -> Tensor:
         """Transformer rows of the captions at indices [n]: the conditional rows, then the
         unconditional ones.

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from workers.decoding.state import Request
+from workers.decoding.accept import AcceptResult
+from workers.decoding.state import Batch, Request
 from workers.decoding.timer import PHASES, PhaseTimer
+from workers.decoding.tree import DraftTree, gather_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +24,12 @@ class ImageStatistics:
     position: Tensor  # [passes] the token index of the first emitted token
     depth: Tensor  # [passes] levels drafted
     nodes: Tensor  # [passes] nodes that the target reads after the root
+    # [most accepted drafts + 1] in how many verifications so many drafts were accepted. A pass
+    # verifies one draft tree, and one for each of an image's rows that it decodes.
+    acceptance_histogram: Tensor
+    # [most tested positions] in how many verifications a draft at this position was tested: those
+    # before it were accepted, and there was one below the last of them.
+    tested: Tensor
     # By phase, the image's equal share of its prefill and of each of its passes.
     seconds: dict[str, float]
 
@@ -69,6 +78,46 @@ class PassCounts:
     emitted: list[int]  # image tokens emitted by this pass
     depth: list[int]  # levels drafted
     nodes: list[int]  # nodes drafted
+    # for every draft tree, all rows' first ones first; see `verification_outcomes`
+    outcomes: list[int]
+
+
+def verification_outcomes(tree: DraftTree, result: AcceptResult, batch: Batch) -> Tensor:
+    """The outcome [B] of each draft tree's verification as one number: twice the accepted drafts,
+    and one more if drafts below the last of them were tested, and so rejected.
+
+    Drafts that are verified together (`block`, `traversal`) count as tested up to the first one
+    that was not accepted.
+
+    Args:
+        tree: the drafts.
+        result: which of them were accepted.
+        batch: the images before the pass; an image's last token is never a draft.
+    """
+    accepted = result.num_accepted
+    if not tree.shape.max_depth:
+        return accepted  # nothing was drafted, so it is 0
+    limit = (batch.image_len - 1) - batch.emitted
+    if result.path is None:
+        is_rejected = accepted < tree.num_nodes.minimum(limit)
+    else:
+        last = result.path.gather(1, accepted[:, None])[:, 0]
+        children = gather_rows(tree.shape.children, last)
+        # no child is slot 0
+        exists = pad(tree.exists, (1, 0)).expand(len(children), -1)
+        is_rejected = exists.gather(1, children).any(1) & (accepted < limit)
+    if result.unverified is not None:
+        accepted = accepted - result.unverified
+    return torch.add(is_rejected, accepted, alpha=2)
+
+
+def _by_position(outcomes: list[int]) -> tuple[Tensor, Tensor]:
+    """The histogram and the tests by position (see `ImageStatistics`) of an image's outcomes."""
+    made = torch.tensor([outcome for outcome in outcomes if outcome >= 0], dtype=torch.int64)
+    accepted = made >> 1
+    levels = (accepted + (made & 1)).bincount()
+    # tested at a position: all whose number of levels is at least that
+    return accepted.bincount(), levels.flip(0).cumsum(0).flip(0)[1:]
 
 
 class StatisticsRecorder:
@@ -78,6 +127,8 @@ class StatisticsRecorder:
         self.requests: list[Request | None] = [None] * size  # None at rows without an open image
         # for each row, the emitted tokens, depth and nodes of every pass
         self._passes: list[list[tuple[int, int, int]]] = [[] for _ in range(size)]
+        # for each row, the outcomes of every pass
+        self._outcomes: list[list[int]] = [[] for _ in range(size)]
         self._timer = timer
         self._share = dict.fromkeys(PHASES, 0.0)  # one row's share of all passes' seconds
         self._start_share: list[dict[str, float]] = [{}] * size
@@ -95,12 +146,15 @@ class StatisticsRecorder:
         for row, request in zip(rows, requests, strict=True):
             self.requests[row] = request
             self._passes[row] = []
+            self._outcomes[row] = []
             self._start_share[row] = {**self._share, "prefill": self._share["prefill"] - prefill}
 
     def record(self, counts: PassCounts) -> None:
         """Append one pass of every row."""
+        rows = len(self._passes)
         for row, passes in enumerate(self._passes):
             passes.append((counts.emitted[row], counts.depth[row], counts.nodes[row]))
+            self._outcomes[row] += counts.outcomes[row::rows]
 
     def close(self, rows: list[int]) -> list[tuple[Request, ImageStatistics]]:
         """The requests and the statistics of the finished images at these rows."""
@@ -117,12 +171,13 @@ class StatisticsRecorder:
         seconds = {
             phase: total - self._start_share[row][phase] for phase, total in self._share.items()
         }
-        return request, ImageStatistics(
-            emitted, emitted.cumsum(0) - emitted + 1, depth, nodes, seconds
-        )
+        position = emitted.cumsum(0) - emitted + 1
+        histogram, tested = _by_position(self._outcomes[row])
+        return request, ImageStatistics(emitted, position, depth, nodes, histogram, tested, seconds)
 
     def keep(self, rows: list[int]) -> None:
         """Keep only these rows, in that order."""
         self.requests = [self.requests[row] for row in rows]
         self._passes = [self._passes[row] for row in rows]
+        self._outcomes = [self._outcomes[row] for row in rows]
         self._start_share = [self._start_share[row] for row in rows]

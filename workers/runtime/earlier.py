@@ -66,7 +66,8 @@ class EarlierImages:
             ]
         except (OSError, ShardError):
             return None
-        table = pa.concat_tables(tables)
+        # shards of earlier versions lack columns
+        table = pa.concat_tables(tables, promote_options="default")
         images = zip(table["caption_id"].to_pylist(), table["sample"].to_pylist(), strict=True)
         rows = {image: row for row, image in enumerate(images)}
         return table.take([rows[request.caption_id, request.sample] for request in requests])

@@ -14,9 +14,11 @@ from torch import Tensor
 
 from workers.data.captions import Caption
 from workers.data.records import (
+    ACCEPTANCE,
     FEATURES,
     IMAGE_SCHEMA,
     SCORES,
+    ColumnError,
     ShardError,
     features_of,
     float_lists,
@@ -76,8 +78,9 @@ def quality_table(
     `workers.data.records.IMAGE_SCHEMA`, which has the types.
 
     Columns: caption_id, caption, sample, seed; tokens; per pass emitted (tokens), depth, nodes;
-    passes (their number); seconds_<phase> (see `PhaseTimer`) and latency (their sum), this image's
-    share; batch; features.<extractor>; score.<name>.
+    acceptance_histogram and tested (see `ImageStatistics`); passes (their number); seconds_<phase>
+    (see `PhaseTimer`) and latency (their sum), this image's share; batch; features.<extractor>;
+    score.<name>.
 
     Args:
         results: the images.
@@ -101,6 +104,8 @@ def quality_table(
         "emitted": _lists([image.emitted for image in statistics]),
         "depth": _lists([image.depth for image in statistics]),
         "nodes": _lists([image.nodes for image in statistics]),
+        "acceptance_histogram": _lists([image.acceptance_histogram for image in statistics]),
+        "tested": _lists([image.tested for image in statistics]),
         "passes": [image.passes for image in statistics],
         **{f"seconds_{phase}": [image.seconds[phase] for image in statistics] for phase in PHASES},
         "latency": [image.latency for image in statistics],
@@ -170,9 +175,15 @@ class ShardReader:
         """The costs from timing sessions."""
         return PriceList(session for name in names for session in self._opened(name, read_session))
 
-    def tokens_and_passes(self, names: Iterable[str]) -> pa.Table:
-        """Tokens and emitted tokens per pass of all images, by caption and sample."""
-        tables = list(self._read(names, "quality", ["caption_id", "sample", "tokens", "emitted"]))
+    def tokens_and_passes(self, names: Sequence[str]) -> pa.Table:
+        """Tokens, emitted tokens per pass and, where all shards have them, counts of accepted
+        drafts of all images, by caption and sample.
+        """
+        columns = ["caption_id", "sample", "tokens", "emitted"]
+        try:
+            tables = list(self._read(names, "quality", [*columns, *ACCEPTANCE]))
+        except ColumnError:  # of an earlier version
+            tables = list(self._read(names, "quality", columns))
         self.check()
         return pa.concat_tables(tables).sort_by(
             [("caption_id", "ascending"), ("sample", "ascending")]

@@ -38,6 +38,8 @@ def result(number: int, rounds: int = 3) -> Result:
         position=emitted.cumsum(0) - emitted + 1,
         depth=torch.full((rounds,), 4),
         nodes=torch.full((rounds,), 8),
+        acceptance_histogram=torch.ones(rounds, dtype=torch.int64),
+        tested=torch.arange(rounds - 1, 0, -1),
         seconds={phase: 0.25 * (i + number) for i, phase in enumerate(PHASES)},
     )
     tokens = torch.randint(0, 512, (16,), generator=torch.Generator().manual_seed(number))
