@@ -20,6 +20,7 @@ from orchestrator.cli import (
     generate,
     launch,
     list_sweeps,
+    measure,
     mlflow,
     models,
     pareto,
@@ -109,6 +110,9 @@ app.command(epilog=report.EPILOG, short_help="Write a sweep's report as one HTML
 )
 app.command("time", epilog=timing.EPILOG, short_help="Time a sweep's settings on this machine.")(
     timing.time_sweep
+)
+app.command(epilog=measure.EPILOG, short_help="Add a benchmark's own results of a trial's images.")(
+    measure.measure
 )
 app.command(epilog=reference.EPILOG, short_help="Compute the features of real images for fid.")(
     reference.reference

@@ -9,7 +9,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,20 @@ from orchestrator.text import counted
 from search_spaces.documents import write_document
 from search_spaces.trial import Sampling
 from workers.data.pictures import accepted_by_cell, contact_sheet, enlarge, heat_map
+from workers.data.prompt_benchmarks import PromptSet
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Request
 from workers.decoding.statistics import ImageStatistics, Result
 from workers.decoding.timer import PHASES
+from workers.metrics.acceptance import AcceptanceCounts
+from workers.metrics.estimate import BLOCKS
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
 _MAX_CAPTION_CHARS = 48  # characters of a caption in a file name
-_PICTURE_NAME = re.compile(r"\d{4,}-\d+(-[a-z0-9-]+)?\.png")  # as `file_name` writes it
+# as `file_name` writes it, and as a benchmark's layout has it
+_PICTURE_NAME = re.compile(
+    r"\d{4,}-\d+(-[a-z0-9-]+)?\.png|\d{5,}/samples/\d{4,}\.png|images/[A-Za-z0-9_-]+\.png"
+)
 _STATISTICS = "statistics.json"
 SUMMARIES = ("contact_sheet.png", "heatmap.png", "config.yaml")
 _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
@@ -38,11 +44,16 @@ _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
 
 @dataclass
 class Gallery:
-    """The images of one engine. Each is written to the folder as soon as it is added."""
+    """The images of one engine. Each is written to the folder as soon as it is added, in the layout
+    of a benchmark with all others of its prompt.
+    """
 
     engine: ImageEngine
     folder: Path
+    prompts: PromptSet | None = None  # with the layout of their benchmark
+    groups: Sequence[str] = ()  # of the captions by their ids; empty: none
     images: dict[Request, DrawnImage] = field(default_factory=dict)
+    written: int = 0  # images in the folder
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -51,13 +62,46 @@ class Gallery:
         """Write one picture, with caption and config digest as PNG text, and keep it."""
         request = result.request
         drawn = self.engine.image_of(result)
+        self.images[request] = drawn
+        if self.prompts is not None:
+            self._write_prompt(self.prompts, request.caption_id)
+            return
         note = PngImagePlugin.PngInfo()
         note.add_itxt("caption", request.caption)
         origin = f"config {self.engine.config.digest()}, seed {self.engine.decoder.seed}"
         image = f"caption {request.caption_id}, sample {request.sample}"
         note.add_text("specfrontier", f"{origin}, {image}")
         enlarge(drawn.image, _PICTURE_SIDE).save(self.folder / file_name(request), pnginfo=note)
-        self.images[request] = drawn
+        self.written += 1
+
+    def _write_prompt(self, prompts: PromptSet, caption_id: int) -> None:
+        """Write the files of a prompt once all of its images are there, of the target's own size."""
+        own = [drawn for request, drawn in self.images.items() if request.caption_id == caption_id]
+        if len(own) < prompts.samples:
+            return
+        own.sort(key=lambda drawn: drawn.sample)
+        for name, data in prompts.files(caption_id, [drawn.image for drawn in own]).items():
+            file = self.folder / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
+        self.written += len(own)
+
+    def _acceptance(self) -> AcceptanceCounts:
+        """Counts of accepted drafts, with the captions' blocks as in a sweep of all captions."""
+        statistics = [drawn.statistics for drawn in self.images.values()]
+        captions = [request.caption_id for request in self.images]
+        return AcceptanceCounts.of(
+            [image.acceptance_histogram.tolist() for image in statistics],
+            [image.tested.tolist() for image in statistics],
+            [self.groups[caption] if self.groups else "" for caption in captions],
+            [caption % BLOCKS for caption in captions],
+        )
+
+    def _file_name(self, request: Request) -> str:
+        """The file that has an image, relative to the folder."""
+        if self.prompts is None:
+            return file_name(request)
+        return self.prompts.picture_name(request.caption_id, request.sample)
 
     def generate(self, requests: Sequence[Request]) -> float:
         """Generate the images of all requests.
@@ -116,7 +160,7 @@ class Gallery:
                 yield advance
         except KeyboardInterrupt:
             raise CommandError(
-                f"interrupted; {len(self.images)} of {images} images are in {self.folder}. The "
+                f"interrupted; {self.written} of {images} images are in {self.folder}. The "
                 "same command generates the same images again",
                 INTERRUPTED,
             ) from None
@@ -135,7 +179,10 @@ class Gallery:
         images = sorted(
             self.images.items(), key=lambda entry: (entry[0].caption_id, entry[0].sample)
         )
-        rows = [_image_row(request, drawn.statistics) for request, drawn in images]
+        rows = [
+            {"file": self._file_name(request), **_image_row(request, drawn.statistics)}
+            for request, drawn in images
+        ]
         cells = accepted_by_cell(
             (drawn.statistics.emitted.tolist() for _, drawn in images), grid.rows, grid.cols
         )
@@ -146,6 +193,7 @@ class Gallery:
             "config": config.to_mapping(),
             "digest": config.digest(),
             "overall": overall,
+            "acceptance": self._acceptance().to_mapping(),
             "accepted_length_by_cell": cells,
             "images": rows,
         }
@@ -179,12 +227,27 @@ def remove_previous(folder: Path, *others: str) -> int:
         return 0  # no previous run, or another program's file
     pictures = [
         folder / name
-        for name in names
+        for name in dict.fromkeys(names)
         if _PICTURE_NAME.fullmatch(name) and (folder / name).exists()
     ]
     for path in [*pictures, statistics, *(folder / name for name in others)]:
         path.unlink(missing_ok=True)
+    for path in dict.fromkeys(path.parent for path in pictures if path.parent != folder):
+        _remove_prompt(path, folder)
     return len(pictures)
+
+
+def _remove_prompt(pictures: Path, folder: Path) -> None:
+    """Remove a folder of pictures that a benchmark's layout has below `folder`, with GenEval's
+    folder of the prompt around it; if others have files there, it stays.
+    """
+    with suppress(OSError):
+        pictures.rmdir()
+    if pictures.parent == folder:
+        return
+    (pictures.parent / "metadata.jsonl").unlink(missing_ok=True)
+    with suppress(OSError):
+        pictures.parent.rmdir()
 
 
 def file_name(request: Request) -> str:
@@ -198,7 +261,6 @@ def file_name(request: Request) -> str:
 def _image_row(request: Request, statistics: ImageStatistics) -> dict[str, Any]:
     """The statistics of one image. `latency`: its share of the seconds of its passes."""
     return {
-        "file": file_name(request),
         "caption_id": request.caption_id,
         "caption": request.caption,
         "sample": request.sample,

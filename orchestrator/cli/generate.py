@@ -18,6 +18,8 @@ from orchestrator.outputs import output_folder, read_input
 
 if TYPE_CHECKING:
     from orchestrator.store import config_file
+    from workers.data.captions import Caption
+    from workers.data.prompt_benchmarks import PromptSet
 
 EPILOG = """\b
 Examples:
@@ -27,6 +29,7 @@ Examples:
   specfrontier generate "a small blue star" --from quickstart --best 'fid <= 1.2 * vanilla' --against vanilla
   specfrontier generate "a small blue star" --from quickstart --trial 0
   specfrontier generate --captions captions.txt --preset eagle2 --verify
+  specfrontier generate --captions evaluation_metadata.jsonl --layout geneval --samples 4 --preset cool
 """
 
 
@@ -82,12 +85,17 @@ def generate(source: Source, selection: q.TrialOptions, options: q.GenerationOpt
         return
     setting = _read_setting(source, selection)
     mapping = _with_assignments(setting.mapping, options.assignments or [])
-    texts = _read_captions(source.captions or [], source.captions_file, options.seed)
+    if options.layout is None:
+        prompts = None
+        captions = _read_captions(source.captions or [], source.captions_file, options.seed)
+    else:
+        prompts = _read_prompts(source, options)
+        captions = prompts.captions
     o.say_on_terminal("loading the models")
     from orchestrator.cli.generation import generate_images  # after the checks: this imports torch
 
     with output_folder(Path(options.out)):
-        text, problem = generate_images(mapping, texts, setting, source.preset, options)
+        text, problem = generate_images(mapping, captions, setting, source.preset, options, prompts)
         typer.echo(text)
     if problem is not None:
         raise CommandError(problem, FAILED)
@@ -189,7 +197,7 @@ def _with_assignments(base: Mapping[str, Any], assignments: list[str]) -> dict[s
     return mapping
 
 
-def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str]:
+def _read_captions(captions: list[str], file: str | None, seed: int) -> list[Caption]:
     """The captions of the command line, then those of the file or folder in its order (`-`:
     standard input). It is read as a sweep's is; a file of another ending, as text with one caption
     per line.
@@ -199,6 +207,7 @@ def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str
     """
     from workers.data.captions import (
         ENDINGS,
+        Caption,
         captions_in_order,
         captions_of_text,
     )
@@ -208,7 +217,7 @@ def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str
         raise CommandError("a caption is empty; describe an image", WRONG_USAGE)
     with ends_with(WRONG_USAGE):
         found = [
-            caption_in_one_line(caption, f"caption {number}")
+            Caption(number, caption_in_one_line(caption, f"caption {number}"))
             for number, caption in enumerate(captions, start=1)
         ]
         if file is None:
@@ -220,10 +229,42 @@ def _read_captions(captions: list[str], file: str | None, seed: int) -> list[str
             listed = captions_in_order(Path(file), seed=seed)
         else:
             listed = captions_of_text(read_text(Path(file)), file)
-        found += [caption.text for caption in listed]
+        found += listed
     if not found:
         fix = "give them as arguments, or with --captions FILE"
         if file is not None:
             fix = f"{'standard input' if file == '-' else file} is empty"
         raise CommandError(f"no captions: {fix}", WRONG_USAGE)
     return found
+
+
+def _read_prompts(source: Source, options: q.GenerationOptions) -> PromptSet:
+    """The prompts of --captions in the layout of their benchmark.
+
+    Raises:
+        CommandError: captions from elsewhere, more images of a prompt than the benchmark takes, or a
+            file that is not one of its prompts.
+    """
+    from workers.data.prompt_benchmarks import PROMPT_BENCHMARKS, PromptSet
+
+    assert options.layout is not None
+    benchmark = PROMPT_BENCHMARKS[options.layout]
+    if source.captions or source.captions_file in (None, "-"):
+        raise CommandError(
+            f"--layout {benchmark.name} needs the file of {benchmark.title}'s prompts, and no other "
+            "captions; add --captions FILE",
+            WRONG_USAGE,
+        )
+    if benchmark.max_samples is not None and options.samples > benchmark.max_samples:
+        raise CommandError(
+            f"{benchmark.title} takes at most {benchmark.max_samples} images of a prompt; lower "
+            "--samples",
+            WRONG_USAGE,
+        )
+    assert source.captions_file is not None
+    with ends_with(WRONG_USAGE):
+        # dpg_bench.csv has a row for each question
+        prompts = list(dict.fromkeys(benchmark.read_prompts(Path(source.captions_file))))
+    if not prompts:
+        raise CommandError(f"no captions: {source.captions_file} is empty", WRONG_USAGE)
+    return PromptSet(benchmark, prompts, options.samples)

@@ -23,6 +23,8 @@ from orchestrator.store import config_file
 from orchestrator.store.names import VANILLA, format_number
 from orchestrator.text import counted
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.captions import Caption
+from workers.data.prompt_benchmarks import PromptSet
 from workers.decoding.engine import Engine
 from workers.decoding.kernels import implementation
 from workers.decoding.token_check import TokenCheck
@@ -39,20 +41,22 @@ _WHILE_LOADING = (
 
 def generate_images(
     mapping: Mapping[str, Any],
-    captions: Sequence[str],
+    captions: Sequence[Caption],
     setting: config_file.Setting,
     preset: str | None,
     options: GenerationOptions,
+    prompts: PromptSet | None = None,
 ) -> tuple[str, str | None]:
     """Generate all images and write the output folder; returns the text to print, and the false
     claim to be lossless that `--verify` has found.
 
     Args:
         mapping: A `DecodingConfig` as a mapping; missing sampling keys have the target's defaults.
-        captions: One or more texts.
+        captions: One or more; their ids are not used.
         setting: Where the config is from.
         preset: The name that the user gave, for the statistics.
         options: How images are generated, and where they go.
+        prompts: The captions again, if the images have the layout of a benchmark.
 
     Raises:
         CommandError: config, models, captions or folder are invalid (2); weights or decoding fail
@@ -66,8 +70,11 @@ def generate_images(
             models = load_entry(entry, pick_device(options.device))
         with ends_with(WRONG_USAGE):
             config = DecodingConfig.from_mapping(mapping, models.target.sampling)
-            gallery = Gallery(_engine(models, config, options.seed, batch), folder)
-            requests = gallery.engine.requests(captions, options.samples)
+            engine = _engine(models, config, options.seed, batch)
+            groups = [caption.group for caption in captions]
+            gallery = Gallery(engine, folder, prompts, groups)
+            texts = [caption.text for caption in captions]
+            requests = gallery.engine.requests(texts, options.samples)
     replaced = _remove_previous_run(folder)
     baseline = _vanilla(config, setting, models.target.sampling)
     vanilla: Gallery | None = None
@@ -76,7 +83,8 @@ def generate_images(
         if options.against is None:
             seconds = gallery.generate(requests)
         else:
-            vanilla = Gallery(_engine(models, baseline, options.seed, batch), folder / VANILLA)
+            plain = _engine(models, baseline, options.seed, batch)
+            vanilla = Gallery(plain, folder / VANILLA, prompts, groups)
             timings = gallery.generate_beside(vanilla, requests)
             seconds = sum(_by_setting(timings, "wall")[1])
     checked = _check(gallery) if options.verify else None

@@ -48,6 +48,16 @@ Space = Annotated[
         autocompletion=complete_space,
     ),
 ]
+Layout = Annotated[
+    Literal["geneval", "dpg_bench"] | None,
+    typer.Option(
+        metavar="LAYOUT",
+        help=(
+            "Write images as the tool of a benchmark reads them: geneval or dpg_bench. The captions "
+            "are its prompts."
+        ),
+    ),
+]
 Long = Annotated[bool, typer.Option("--long", help="Show the names of settings in full.")]
 ReferencePoint = Annotated[
     str | None,
@@ -213,6 +223,7 @@ class GenerationOptions:
         min=0,
         max=o.MAX_SEED,
     )
+    layout: Layout = None
     samples: int = option("Images per caption.", "N", default=1, min=1, max=65536)
     out: str = option(
         "Output folder; created if missing.", "DIR", default="generated", callback=o.output_path

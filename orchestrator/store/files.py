@@ -22,6 +22,8 @@ TRIALS: Final = "trials"  # one immutable file per finished trial (`TrialRecord`
 SHARDS: Final = "shards"  # of images; results of tasks are named by `workers.data.shards`
 IMAGE_GRIDS: Final = "pictures"  # an image grid per config, by its digest
 HEAT_MAPS: Final = "heatmaps"  # an accepted-length heat map per config, by its digest
+ACCEPTANCE: Final = "acceptance"  # counts of accepted drafts per config, by its digest
+SCORES: Final = "scores"  # of images, by the tool of a benchmark (`orchestrator.store.scores`)
 EVENTS: Final = "events.jsonl"  # what happened when (`events`)
 EARLIER: Final = "earlier.json"  # what was taken over from earlier sweeps (`launch --from`)
 # rebuilt from the trials
@@ -40,7 +42,11 @@ TRIAL_PICTURES: Final = {"images.png": IMAGE_GRIDS, "heatmap.png": HEAT_MAPS}
 
 SWEEPS: Final = "sweeps"  # default folder of sweeps
 # `damaged` has files of the others that were set aside
-_RESULT_FOLDERS = (TRIALS, SHARDS, TIMINGS, "measures", "damaged", IMAGE_GRIDS, HEAT_MAPS)
+_RESULT_FOLDERS = (
+    *(TRIALS, SHARDS, TIMINGS, SCORES, "measures", "damaged"),
+    *(IMAGE_GRIDS, HEAT_MAPS, ACCEPTANCE),
+)
+_OF_COMMANDS = ("", TIMINGS, SCORES)  # folders that commands beside a launch write to
 _RESULT_FILES = (STUDY, TRIAL_TABLE, FRONT_TABLE, FRONT_PLOT, REPORT)
 _UNFINISHED_S = 3600.0  # no write takes that long
 _MAX_NAMED = 4  # files in a message
@@ -126,10 +132,12 @@ def check_unused(storage: Storage) -> None:
 def remove_unfinished(storage: Storage) -> int:
     """Remove what killed processes left of files that they were writing; returns their number. The
     caller holds the `driver_lock`: only the driver and its workers write to most folders. Commands
-    such as `time`, `sync` and `report` may be writing to the others, so young files there stay.
+    such as `time`, `measure` and `report` may be writing to the others, so young files there stay.
     """
-    own = sum(storage.remove_unfinished(folder) for folder in _RESULT_FOLDERS if folder != TIMINGS)
-    return own + sum(storage.remove_unfinished(folder, _UNFINISHED_S) for folder in ("", TIMINGS))
+    own = [folder for folder in _RESULT_FOLDERS if folder not in _OF_COMMANDS]
+    removed = sum(storage.remove_unfinished(folder) for folder in own)
+    others = (storage.remove_unfinished(folder, _UNFINISHED_S) for folder in _OF_COMMANDS)
+    return removed + sum(others)
 
 
 def write_sweep_text(storage: Storage, text: str) -> None:

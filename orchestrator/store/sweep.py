@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from orchestrator.errors import QueryError
+from orchestrator.store.acceptance import acceptance_table
 from orchestrator.store.files import command, find_sweep, read_sweep_yaml, read_table
 from orchestrator.store.identity import Identity
 from orchestrator.store.launches import load_identity
@@ -26,6 +27,7 @@ from orchestrator.store.prices import (
 )
 from orchestrator.store.records import TrialRecord, read_trials, trial_file, trial_table
 from orchestrator.store.reported import read_reported
+from orchestrator.store.scores import with_scores
 from search_spaces.params import unknown_key
 from search_spaces.sweep_sections import BUILTIN
 from search_spaces.trial import DecodingConfig
@@ -85,8 +87,13 @@ class Sweep:
     @classmethod
     def of(cls, storage: Storage, identity: Identity, records: Sequence[TrialRecord]) -> Self:
         """A sweep with these records, at the costs that they have: lossless settings have one
-        quality, and constraints are evaluated with it.
+        quality, and constraints are evaluated with it. Scores of images in the store are metrics of
+        their trials.
+
+        Raises:
+            ValueError: a file of scores is damaged.
         """
+        identity, records = with_scores(storage, identity, records)
         pooled = QualityGroups.of(identity).pooled(records)
         return cls(storage, identity, with_violations(pooled, identity))
 
@@ -200,6 +207,19 @@ class Sweep:
             Caption(id, text)
             for id, text in {row["caption_id"]: row["caption"] for row in rows}.items()
         ]
+
+    def acceptance(self, number: int | None = None) -> pyarrow.Table:
+        """How many drafts the verifications of a trial, or of all trials, accepted: one row per
+        trial, group of captions and number of drafts (columns: see `acceptance_table`).
+
+        Raises:
+            QueryError: there is no such trial.
+            ValueError: a file is damaged.
+        """
+        records = [record for record in self.records if number is None or record.number == number]
+        if number is not None and not records:
+            raise QueryError(f"sweep {self.name}: no finished trial {number}")
+        return acceptance_table(self.storage, records)
 
     def images(
         self, number: int | None = None, columns: Sequence[str] | None = None

@@ -340,6 +340,62 @@ def test_sheets_hold_every_picture() -> None:
         assert reds == 16 * count
 
 
+def write_prompts(folder: Path) -> tuple[str, list[str]]:
+    """A file as GenEval's evaluation_metadata.jsonl, and its lines."""
+    lines = [
+        json.dumps({"tag": tag, "include": [{"class": "ball", "count": 1}], "prompt": text})
+        for tag, text in (("colors", CAPTIONS[0]), ("counting", CAPTIONS[1]))
+    ]
+    file = folder / "evaluation_metadata.jsonl"
+    file.write_text("".join(f"{line}\n" for line in lines))
+    return str(file), lines
+
+
+@pytest.mark.usefixtures("toy")
+def test_images_in_the_layout_of_geneval(tmp_path: Path) -> None:
+    file, lines = write_prompts(tmp_path)
+    out = tmp_path / "out"
+    words = ("--captions", file, "--preset", "vanilla", "--out", str(out), "--json")
+    printed = generate(*words, "--layout", "geneval", "--samples", "2").json
+    assert (out / "00001" / "metadata.jsonl").read_text() == lines[1] + "\n"
+    files = [row["file"] for row in printed["images"]]
+    assert files == [f"0000{n}/samples/000{sample}.png" for n in (0, 1) for sample in (0, 1)]
+    with Image.open(out / files[0]) as picture, Image.open(out / files[1]) as other:
+        assert picture.tobytes() != other.tobytes()
+        grid = Image.open(out / "contact_sheet.png")
+        assert max(picture.size) < grid.width, "they are not enlarged"
+    assert set(printed["acceptance"]["groups"]) == {"colors", "counting"}
+    (out / "00000" / "notes.txt").write_text("mine")
+    assert len(generate(*words).json["images"]) == 2
+    left = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert {name for name in left if "/" in name} == {"00000/notes.txt"}
+
+
+@pytest.mark.usefixtures("toy")
+def test_images_in_the_layout_of_dpg_bench(tmp_path: Path) -> None:
+    """The file has a row for each question, and the picture all samples of a prompt."""
+    file = tmp_path / "dpg_bench.csv"
+    rows = [f"item{n},{text},{question}\n" for n, text in enumerate(CAPTIONS) for question in "ab"]
+    file.write_text("item_id,text,tuple\n" + "".join(rows))
+    out = tmp_path / "out"
+    words = ("--captions", str(file), "--layout", "dpg_bench", "--out", str(out), "--samples")
+    printed = specfrontier("generate", *words, "4", "--json").json
+    assert [row["caption"] for row in printed["images"]] == [CAPTIONS[0]] * 4 + [CAPTIONS[1]] * 4
+    assert {path.name for path in (out / "images").iterdir()} == {"item0.png", "item1.png"}
+    assert "--samples" in error_of("generate", *words, "5", code=2)
+
+
+def test_a_layout_needs_the_prompts_of_its_benchmark(tmp_path: Path) -> None:
+    file, _ = write_prompts(tmp_path)
+    layout = ("--layout", "geneval", "--out", str(tmp_path / "out"))
+    assert "--captions" in error_of("generate", "a red circle", *layout, code=2)
+    words = ("a red circle", "--captions", file)
+    assert "no other captions" in error_of("generate", *words, *layout, code=2)
+    (tmp_path / "captions.txt").write_text("a red circle\n")
+    words = ("--captions", str(tmp_path / "captions.txt"))
+    assert ".jsonl" in error_of("generate", *words, *layout, code=2)
+
+
 @pytest.mark.parametrize(
     ("caption", "name"),
     [
