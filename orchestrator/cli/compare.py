@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli import query_options as o
+from orchestrator.cli.acceptance import GROUP, POSITION, compare_acceptance
 from orchestrator.cli.text import say, show, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError, QueryError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
@@ -31,6 +32,7 @@ Examples:
   specfrontier compare sweeps/before sweeps/after
   specfrontier compare quickstart --by acceptance --y drift
   specfrontier compare quickstart --by device
+  specfrontier compare before after --by position
   specfrontier compare before after --html --out compare.html
   specfrontier compare gpu1 gpu2 --x step_compression --y latency --json
   specfrontier compare lantern-table2 --published
@@ -49,7 +51,9 @@ class Kind:
     by: str | None = option(
         "Compare trials grouped by the values of this column, or by the kinds of a whole part: "
         "acceptance (neighbourhood, schedule and resampling), tree, drafter. Or `device`: a "
-        "sweep's speeds and fronts on all devices and at all batch sizes that it was timed on.",
+        "sweep's speeds and fronts on all devices and at all batch sizes that it was timed on; "
+        "`position`: how often the trials on the fronts accept the draft at each position; `group`: "
+        "how many drafts they accept, by group of captions.",
         "COLUMN",
     )
     published: bool = flag(
@@ -111,6 +115,10 @@ def compare(
         x, y, z = (*shared, None)[:3]
         query = replace(query, x=x, y=y, z=z)
     front = query.front(opened)
+    if by in (POSITION, GROUP):
+        trials, lines = compare_acceptance(front, by)
+        show({f"by_{by}": trials}, lines, as_json=output.as_json)
+        return
     corner = o.read_point(output.reference_point, len(front.metrics))
     found = compare_fronts(front.joint_errors, _group(front, by), front.metrics, corner)
     warnings = [*missing, *_cautions(front, is_by_device=kind.by == _DEVICE)]

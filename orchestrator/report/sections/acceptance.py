@@ -1,0 +1,68 @@
+"""How many drafts verifications accept, and how often the draft at each position is accepted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.report.section import SECTIONS, Section, Subject
+from orchestrator.report.trials import PageTrial
+from orchestrator.store.acceptance import read_acceptance
+from workers.data.storage import in_parallel
+from workers.metrics.acceptance import AcceptanceCounts
+from workers.metrics.estimate import Estimate
+
+_MAX_POSITIONS = 16  # of a chart
+_MAX_GROUPS = 8
+_LEAD = (
+    "Bars: the share of verifications that accepted so many drafts. Dots: how often the draft at a "
+    "position is accepted, of the verifications that tested one there (those before it were "
+    "accepted), with its error over captions."
+)
+
+
+def acceptance(subject: Subject) -> dict[str, Any] | None:
+    """The counts of trials that draft, by key; trials whose file is missing are left out, and those
+    whose file is damaged are noted.
+
+    Returns:
+        `trials`: by key, `mean` accepted drafts, `shares` from 0 drafts on and `rates` from
+        position 1 on, each as value and error, null where nothing was tested; `groups`: `mean` of
+        each group of captions. `groups`: the names of all of them. None without any trial.
+    """
+    trials: dict[str, Any] = {}
+    names: dict[str, None] = {}
+    for trial, counts in zip(subject.trials, in_parallel(_read, subject.trials), strict=True):
+        if isinstance(counts, ValueError):
+            subject.note(f"{counts}; the report lacks its acceptance")
+        elif counts is not None and counts.tested.shape[2] > 1:
+            trials[trial.key] = _entry(counts)
+            names |= dict.fromkeys(counts.groups)
+    if not trials:
+        return None
+    groups = list(names)[:_MAX_GROUPS] if len(names) > 1 else []
+    return {"trials": trials, "groups": groups}
+
+
+def _read(trial: PageTrial) -> AcceptanceCounts | ValueError | None:
+    try:
+        return read_acceptance(trial.sweep.storage, trial.record)
+    except ValueError as error:
+        return error
+
+
+def _entry(counts: AcceptanceCounts) -> dict[str, Any]:
+    positions = counts.positions()[: _MAX_POSITIONS + 1]
+    groups = counts.groups if len(counts.groups) > 1 else ()
+    return {
+        "mean": _measured(counts.mean_accepted()),
+        "shares": [_measured(each.share) for each in positions],
+        "rates": [each.rate and _measured(each.rate) for each in positions[1:]],
+        "groups": {group: _measured(counts.mean_accepted(group)) for group in groups},
+    }
+
+
+def _measured(entry: Estimate) -> list[float | None]:
+    return [float(f"{entry.value:.5g}"), entry.known_error and float(f"{entry.known_error:.3g}")]
+
+
+SECTIONS.add("acceptance", Section("Acceptance by draft position", 32, acceptance, lead=_LEAD))

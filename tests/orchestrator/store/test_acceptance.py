@@ -1,0 +1,108 @@
+"""Counts of accepted drafts of a sweep's trials: in Python, in `compare`, and in the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.report.page import page_data
+from orchestrator.store.acceptance import read_acceptance
+from orchestrator.store.sweep import Sweep
+from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.records import write_shard
+from workers.metrics.acceptance import AcceptanceCounts, acceptance_file
+from workers.metrics.estimate import BLOCKS
+
+TRIALS = 10
+
+
+def counts(number: int) -> AcceptanceCounts:
+    """Of 48 images of two groups: chains of two drafts, of which long captions accept fewer."""
+    groups = ["long", "short"] * 24
+    deep = [[4, 3, 2 + number] if group == "short" else [6 + number % 3, 2, 1] for group in groups]
+    tested = [[sum(own), own[1] + own[2]] for own in deep]
+    return AcceptanceCounts.of(deep, tested, groups, [place % BLOCKS for place in range(48)])
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    folder = tmp_path_factory.mktemp("counted") / "made"
+    records = write_sweep(folder, trials=TRIALS, shards=True)
+    opened = Sweep.open(folder)
+    for record in records:
+        if record.number not in (1, 7):
+            table = counts(record.number).to_table()
+            write_shard(
+                opened.storage, acceptance_file(record.digest), table, {"kind": "acceptance"}
+            )
+    return opened
+
+
+@pytest.fixture(scope="module")
+def plain_sweep(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("plain") / "made"
+    write_sweep(folder, trials=4, shards=True)
+    return str(folder)
+
+
+def test_a_table_has_a_row_per_group_and_number_of_drafts(sweep: Sweep) -> None:
+    rows = sweep.acceptance(2).to_pylist()
+    assert [row["group"] for row in rows] == [None] * 3 + ["long"] * 3 + ["short"] * 3
+    assert [row["drafts"] for row in rows] == [0, 1, 2] * 3
+    by_key = {(row["group"], row["drafts"]): row for row in rows}
+    # of 24 images, each with 11 verifications of short captions and 11 of long ones
+    short = by_key["short", 2]
+    assert (short["verifications"], short["tested"], short["accepted"]) == (96, 168, 96)
+    assert short["rate"] == pytest.approx(96 / 168)
+    assert short["share"] == pytest.approx(96 / 264)
+    assert by_key[None, 1]["accepted"] == 24 * 7 + 24 * 3
+    assert by_key[None, 0]["rate"] is None
+    assert {row["number"] for row in sweep.acceptance().to_pylist()} == {
+        number for number in range(TRIALS) if number not in (1, 7)
+    }
+    assert sweep.acceptance(1).num_rows == 0
+
+
+def test_compare_shows_the_trials_on_the_fronts(sweep: Sweep, plain_sweep: str) -> None:
+    place = sweep.storage.display_name
+    found = specfrontier("compare", place, "--by", "position", "--json").json["by_position"]
+    front = specfrontier("pareto", place, "--json").json["rows"]
+    members = {row["number"] for row in front if row["on_front"]} - {1}
+    assert {row["number"] for row in found} == members
+    expected = read_acceptance(sweep.storage, sweep.records[found[0]["number"]])
+    assert expected is not None
+    assert found[0]["all"] == expected.to_mapping()["all"]
+    text = specfrontier("compare", place, "--by", "position").out
+    assert text.splitlines()[0].split() == ["trial", "setting", "accepted", "1", "2"]
+    by_group = specfrontier("compare", place, "--by", "group").out
+    assert by_group.splitlines()[0].split() == ["trial", "setting", "all", "long", "short"]
+    assert "no trial" in error_of("compare", plain_sweep, "--by", "position", code=2)
+
+
+def test_the_report_has_trials_that_draft(sweep: Sweep) -> None:
+    data = page_data([sweep], decode=False)["sections"]["acceptance"]["data"]
+    assert data["groups"] == ["long", "short"]
+    record = sweep.records[2]
+    entry = data["trials"][record.digest]
+    positions = counts(2).positions()
+    assert entry["shares"] == [
+        [pytest.approx(each.share.value, rel=1e-4), pytest.approx(each.share.error, rel=1e-2)]
+        for each in positions
+    ]
+    assert len(entry["rates"]) == 2
+    assert set(entry["groups"]) == {"long", "short"}
+
+
+def test_a_damaged_file_is_noted_in_the_report(tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=4, shards=True)
+    opened = Sweep.open(tmp_path)
+    name = acceptance_file(records[2].digest)
+    opened.storage.write(name, b"PAR1 damaged PAR1")
+    notes: list[str] = []
+    sections = page_data([opened], notes.append, decode=False)["sections"]
+    assert "acceptance" not in sections
+    assert any(name in note for note in notes)
+    with pytest.raises(ValueError, match=name):
+        opened.acceptance(2)
