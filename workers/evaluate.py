@@ -368,8 +368,10 @@ def _write_acceptance(worker: LoadedSweep, table: pa.Table, digest: str) -> None
         return
     places = {caption.id: place for place, caption in enumerate(worker.captions)}
     own = [places[caption] for caption in table["caption_id"].to_pylist()]
+    histograms, tested = (table[name].to_pylist() for name in ACCEPTANCE)
     counts = AcceptanceCounts.of(
-        *(table[name].to_pylist() for name in ACCEPTANCE),
+        histograms,
+        tested,
         groups=[worker.captions[place].group for place in own],
         blocks=[place % BLOCKS for place in own],
     )

@@ -1,6 +1,6 @@
 // Accepted drafts of a verification, and how often the draft at each position is accepted: a small chart per trial, and
 // a table of the groups of captions.
-import { DATA, frontOf, shownNote } from "../assets/data.js";
+import { DATA, frontOf } from "../assets/data.js";
 import { el, grid, show } from "../assets/dom.js";
 import { withDownload } from "../assets/downloads.js";
 import { formatMeasured, plural } from "../assets/format.js";
@@ -64,6 +64,5 @@ export function draw(host, { trials: counts, groups }) {
     el("div.maps.charts", shown.map(figure)),
     table && el("p.quiet", `Accepted drafts of a verification, by ${plural(groups.length, "group")} of captions:`),
     table,
-    shownNote(shown) && el("p.quiet", shownNote(shown)),
   );
 }

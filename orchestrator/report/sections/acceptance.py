@@ -13,10 +13,11 @@ from workers.metrics.estimate import Estimate
 
 _MAX_POSITIONS = 16  # of a chart
 _MAX_GROUPS = 8
+_ROUNDING = 1e-12
 _LEAD = (
     "Bars: the share of verifications that accepted so many drafts. Dots: how often the draft at a "
     "position is accepted, of the verifications that tested one there (those before it were "
-    "accepted), with its error over captions."
+    "accepted), with its error over captions. Vanilla drafts nothing, and has no chart."
 )
 
 
@@ -62,7 +63,11 @@ def _entry(counts: AcceptanceCounts) -> dict[str, Any]:
 
 
 def _measured(entry: Estimate) -> list[float | None]:
-    return [float(f"{entry.value:.5g}"), entry.known_error and float(f"{entry.known_error:.3g}")]
+    """Value and error; an error at the level of rounding is 0."""
+    error = entry.known_error
+    if error is not None:
+        error = float(f"{error:.3g}") if error > _ROUNDING else 0.0
+    return [float(f"{entry.value:.5g}"), error]
 
 
 SECTIONS.add("acceptance", Section("Acceptance by draft position", 32, acceptance, lead=_LEAD))

@@ -10,34 +10,18 @@ from orchestrator.report.page import page_data
 from orchestrator.store.acceptance import read_acceptance
 from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
+from tests.fakes.counted_sweeps import counts_of, write_counted_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
-from workers.data.records import write_shard
-from workers.metrics.acceptance import AcceptanceCounts, acceptance_file
-from workers.metrics.estimate import BLOCKS
+from workers.metrics.acceptance import acceptance_file
 
 TRIALS = 10
-
-
-def counts(number: int) -> AcceptanceCounts:
-    """Of 48 images of two groups: chains of two drafts, of which long captions accept fewer."""
-    groups = ["long", "short"] * 24
-    deep = [[4, 3, 2 + number] if group == "short" else [6 + number % 3, 2, 1] for group in groups]
-    tested = [[sum(own), own[1] + own[2]] for own in deep]
-    return AcceptanceCounts.of(deep, tested, groups, [place % BLOCKS for place in range(48)])
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
     folder = tmp_path_factory.mktemp("counted") / "made"
-    records = write_sweep(folder, trials=TRIALS, shards=True)
-    opened = Sweep.open(folder)
-    for record in records:
-        if record.number not in (1, 7):
-            table = counts(record.number).to_table()
-            write_shard(
-                opened.storage, acceptance_file(record.digest), table, {"kind": "acceptance"}
-            )
-    return opened
+    write_counted_sweep(folder, TRIALS, without=[1])
+    return Sweep.open(folder)
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +36,12 @@ def test_a_table_has_a_row_per_group_and_number_of_drafts(sweep: Sweep) -> None:
     assert [row["group"] for row in rows] == [None] * 3 + ["long"] * 3 + ["short"] * 3
     assert [row["drafts"] for row in rows] == [0, 1, 2] * 3
     by_key = {(row["group"], row["drafts"]): row for row in rows}
-    # of 24 images, each with 11 verifications of short captions and 11 of long ones
+    # 24 images of short captions, a third of them with 3, 4 and 5 verifications of one draft
     short = by_key["short", 2]
-    assert (short["verifications"], short["tested"], short["accepted"]) == (96, 168, 96)
-    assert short["rate"] == pytest.approx(96 / 168)
-    assert short["share"] == pytest.approx(96 / 264)
-    assert by_key[None, 1]["accepted"] == 24 * 7 + 24 * 3
+    assert (short["verifications"], short["tested"], short["accepted"]) == (96, 192, 96)
+    assert short["rate"] == pytest.approx(96 / 192)
+    assert short["share"] == pytest.approx(96 / (96 + 96 + 96))
+    assert by_key[None, 1]["accepted"] == 24 * (4 + 4) + 24 * (3 + 1)
     assert by_key[None, 0]["rate"] is None
     assert {row["number"] for row in sweep.acceptance().to_pylist()} == {
         number for number in range(TRIALS) if number not in (1, 7)
@@ -86,7 +70,7 @@ def test_the_report_has_trials_that_draft(sweep: Sweep) -> None:
     assert data["groups"] == ["long", "short"]
     record = sweep.records[2]
     entry = data["trials"][record.digest]
-    positions = counts(2).positions()
+    positions = counts_of(2).positions()
     assert entry["shares"] == [
         [pytest.approx(each.share.value, rel=1e-4), pytest.approx(each.share.error, rel=1e-2)]
         for each in positions

@@ -1,0 +1,27 @@
+"""The charts of accepted drafts in the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.report.page import write_report
+from tests.browser.report_pages import Open
+from tests.fakes.counted_sweeps import GROUPS, counts_of, write_counted_sweep
+from workers.data.storage import Storage
+
+
+def test_each_trial_that_drafts_has_a_chart(open_page: Open, tmp_path: Path) -> None:
+    write_counted_sweep(tmp_path, trials=6, without=[1])
+    write_report(Storage(tmp_path), decode=False)
+    page = open_page(tmp_path)
+    figures = page.locator("#acceptance-list figure")
+    numbers = figures.evaluate_all("all => all.map((figure) => Number(figure.dataset.trial))")
+    assert sorted(numbers) == [0, 2, 3, 4, 5]
+    for figure, number in zip(figures.all(), numbers, strict=True):
+        chart = figure.locator("svg")
+        positions = counts_of(number).positions()
+        assert chart.locator(".histogram rect").count() == len(positions)
+        assert chart.locator(".dot circle").count() == len(positions) - 1
+        assert str(counts_of(number).mean_accepted()) in str(chart.get_attribute("aria-label"))
+    heads = page.locator("#acceptance-list thead th").all_text_contents()
+    assert heads == ["trial", "all captions", *GROUPS]
