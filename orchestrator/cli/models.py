@@ -45,7 +45,8 @@ models = typer.Typer(
 @o.grouped
 def init(
     family: Annotated[
-        str, typer.Argument(metavar="FAMILY", help="llamagen, anole, lumina, janus or emu3.")
+        str,
+        typer.Argument(metavar="FAMILY", help="llamagen, janus, ...; a wrong name lists them all."),
     ],
     out: str = o.option(
         "File to write.",

@@ -216,7 +216,7 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
                 f"its weights have a type that torch does not have ({error}); give the original "
                 "weights"
             )
-        raise WeightsError(f"{path}: {_other_format(path) or problem}") from error
+        raise WeightsError(f"{path}: {other_format(path) or problem}") from error
 
 
 def safetensors_metadata(path: Path) -> dict[str, str]:
@@ -462,7 +462,7 @@ def preview(names: Sequence[str], limit: int = 4) -> str:
     return f"{listed} and {len(names) - limit} more"
 
 
-def _other_format(path: Path) -> str | None:
+def other_format(path: Path) -> str | None:
     """What a file is, by its first bytes, if it is not a weight file, and the fix; else None."""
     with path.open("rb") as file:
         head = file.read(64)
@@ -478,7 +478,7 @@ def _other_format(path: Path) -> str | None:
 
 def _diagnose_pickle(path: Path, error: Exception) -> str:
     """Why a file of `torch.save` cannot be read, and the fix."""
-    if other := _other_format(path):
+    if other := other_format(path):
         return other
     if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return (

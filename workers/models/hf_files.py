@@ -5,7 +5,7 @@ module checks them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def load_pretrained(
 ) -> Any:
     """The model of a folder in eval mode; on the meta device inside `shapes_only`.
 
-    Buffers are not cast: rotary frequencies stay in fp32.
+    Rotary frequencies stay in fp32.
 
     Args:
         folder: folder that `save_pretrained` wrote.
@@ -70,7 +70,8 @@ def load_pretrained(
     if is_shapes_only():
         _check_report(folder, _compare(model, tensors, renamed))
     else:
-        model = _load_values(folder, model_class, config, tensors)
+        # Types of buffers follow: Gemma's scale of embeddings is one.
+        model = _load_values(folder, model_class, config, tensors, "auto" if keep else dtype)
     for name, parameter in model.named_parameters():
         if not keep or keep not in name:
             parameter.data = parameter.data.to(dtype)
@@ -92,8 +93,10 @@ def _check_config(folder: Path, expected: str) -> None:
         raise WeightsError(f"{file}: quantised (quantization_config); give the original model")
 
 
-def _load_values(folder: Path, model_class: Any, config: Any, tensors: Tensors) -> Any:
-    """The model with the folder's values, read by the library.
+def _load_values(
+    folder: Path, model_class: Any, config: Any, tensors: Tensors, dtype: torch.dtype | str
+) -> Any:
+    """The model with the folder's values, read by the library. dtype: "auto" is the folder's.
 
     Raises:
         WeightsError: the library cannot load it, tensors are missing, unknown or of another size,
@@ -112,7 +115,7 @@ def _load_values(folder: Path, model_class: Any, config: Any, tensors: Tensors) 
                 state_dict=state if is_changed else None,
                 config=config,
                 local_files_only=True,
-                dtype="auto",
+                dtype=dtype,
                 attn_implementation="sdpa",
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,
@@ -230,6 +233,23 @@ class HFTokenizer:
 
     def __call__(self, text: str) -> list[int]:
         return list(self.library.encode(text, add_special_tokens=False))
+
+    def __len__(self) -> int:
+        """The number of its tokens, added ones included."""
+        return len(self.library)
+
+    def check_tokens(self, tokens: Iterable[str]) -> None:
+        """Check that each of these texts is one token.
+
+        Raises:
+            WeightsError: one is not.
+        """
+        for token in tokens:
+            if self.library.convert_ids_to_tokens(self(token)) != [token]:
+                raise WeightsError(
+                    f"{self.folder}: its tokenizer has no token {token}; put the tokenizer that "
+                    "came with the model there"
+                )
 
     def special_token(self, role: str) -> str:
         """The special token of a role, such as boi_token, by the names that the library's

@@ -215,13 +215,10 @@ class ChameleonCheckpoint:
             tensors = load_tensors(vq, CODEC_LANDMARKS)
             where = vq
         codebook = own.get("quantize.embedding.weight")
-        config = _vqgan_config(tensors)
         geometry = CHAMELEON
         if codebook is not None:
             geometry = replace(CHAMELEON, code_dim=codebook.shape[1])
-        training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training
-        mappings = [*_vq_mappings(len(config.multipliers)), training]
-        codec = load_codec(tensors, config, mappings, codes=CODES, geometry=geometry, where=where)
+        codec = vqgan(tensors, geometry, where=where)
         if codebook is not None and _differ(codebook.float(), codec.quantize.embedding.weight):
             raise WeightsError(
                 f"{vq}: its codebook differs from the one in {self.path}: the two do not match"
@@ -234,6 +231,25 @@ class ChameleonCheckpoint:
                 f"{self.path}: missing weights (1): {name}. Give a whole Chameleon checkpoint"
             )
         return self.tensors[name].shape
+
+
+def vqgan(
+    tensors: Mapping[str, Tensor], geometry: VQConfig = CHAMELEON, *, where: str | Path
+) -> VQModel:
+    """Chameleon's codec, in fp32, from the tensors of its own file (`vqgan.ckpt`).
+
+    Args:
+        tensors: the file's tensors by name.
+        geometry: config with the down-sampling and code width that the target needs.
+        where: the file, for messages.
+
+    Raises:
+        WeightsError: tensors are missing or unknown, or the codec is another one.
+    """
+    config = _vqgan_config(tensors)
+    training = KeyMapping("loss.{...}", None)  # the discriminator, in files kept from training
+    mappings = [*_vq_mappings(len(config.multipliers)), training]
+    return load_codec(tensors, config, mappings, codes=CODES, geometry=geometry, where=where)
 
 
 def _vqgan_config(tensors: Mapping[str, Tensor]) -> VQConfig:

@@ -4,8 +4,8 @@ or as token ids.
 A `CodedConditioner` reads a caption as small integers, of which each of a fixed number of prompt
 tokens has one or several. `codes` turns captions into integers, which subclasses define; `embed`
 turns those into prompt embeddings. Every caption fills every prompt position, so there is no
-padding to mask. `TokenPrompts` reads a caption as token ids, padded on the left (Chameleon,
-Lumina-mGPT, Janus and Emu3).
+padding to mask. `TokenPrompts` reads a caption as token ids, padded on the left (all families whose
+words and codes are one vocabulary, and Janus).
 
 Shape legend: B captions, P prompt positions, G n-grams of a word, D width.
 """
@@ -218,6 +218,9 @@ class TokenPrompts(nn.Module):
         encode: returns the ids of a caption's whole prompt.
         null: ids of the unconditional prompt.
         padding: the id of masked positions.
+
+    Raises:
+        ValueError: the unconditional prompt is too long.
     """
 
     def __init__(
@@ -234,6 +237,11 @@ class TokenPrompts(nn.Module):
         self.padding = padding
         self._encode = encode
         self._null = list(null)
+        if len(self._null) > prompt_len:
+            raise ValueError(
+                f"prompt_tokens {prompt_len}: the unconditional prompt alone has "
+                f"{len(self._null)} tokens; load the model with a larger prompt_tokens"
+            )
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
         """The ids of each caption's prompt, without padding.

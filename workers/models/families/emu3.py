@@ -41,18 +41,17 @@ def build_prompts(
     """The conditioner that turns captions into prompts for images of rows x cols codes.
 
     Raises:
-        WeightsError: another model's tokenizer, or the negative prompt is too long.
+        WeightsError: another model's tokenizer.
+        ValueError: the negative prompt is too long.
     """
     start = tokenizer.special_token("bos_token")
     wrapper = tokenizer.special_token("image_wrapper_token")
     end = f"{tokenizer.special_token('boi_token')}{rows}*{cols}{wrapper}"
-    negative = tokenizer(start + NEGATIVE + end)
-    if len(negative) > prompt_len:
-        raise WeightsError(
-            f"prompt_tokens {prompt_len}: the negative prompt alone has {len(negative)} tokens"
-        )
     return TokenPrompts(
-        words, prompt_len, lambda caption: tokenizer(start + caption + STYLE + end), negative
+        words,
+        prompt_len,
+        lambda caption: tokenizer(start + caption + STYLE + end),
+        tokenizer(start + NEGATIVE + end),
     )
 
 
