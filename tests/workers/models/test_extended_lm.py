@@ -301,6 +301,7 @@ def test_published_sizes_need_no_files(name: str, millions: int, tokens: int) ->
     assert numbers == pytest.approx(millions * 1e6, rel=0.01)
     assert target.grid.tokens == tokens
     assert target.dtype == torch.bfloat16
+    assert all(value.is_meta for value in (*target.parameters(), *target.buffers()))
     assert "vq" in models.assumptions[0]
 
 

@@ -101,7 +101,7 @@ class ExtendedLM(Family):
         with torch.device("meta"):
             whole = self.model_class()(self.published_config()).to(dtype)
         words = whole.config.vocab_size - self.codes
-        return self._target(whole, words, lambda text: [], self.codec_on_meta())
+        return self._target(whole, words, lambda text: [], self.codec_on_meta()).to("meta")
 
     def _target(
         self, whole: Any, words: int, encode: Callable[[str], list[int]], codec: nn.Module
