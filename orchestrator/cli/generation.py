@@ -27,6 +27,7 @@ from workers.data.captions import Caption
 from workers.data.prompt_benchmarks import PromptSet
 from workers.decoding.engine import Engine
 from workers.decoding.kernels import implementation
+from workers.decoding.state import Request
 from workers.decoding.token_check import TokenCheck
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_entry
@@ -73,20 +74,15 @@ def generate_images(
             engine = _engine(models, config, options.seed, batch)
             groups = [caption.group for caption in captions]
             gallery = Gallery(engine, folder, prompts, groups)
-            texts = [caption.text for caption in captions]
-            requests = gallery.engine.requests(texts, options.samples)
+            requests = gallery.engine.requests([c.text for c in captions], options.samples)
     replaced = _remove_previous_run(folder)
     baseline = _vanilla(config, setting, models.target.sampling)
     vanilla: Gallery | None = None
-    timings: list[dict[str, Any]] = []
     with in_memory(f"at batch {batch}; try --batch {max(1, batch // 2)}"):
-        if options.against is None:
-            seconds = gallery.generate(requests)
-        else:
+        if options.against is not None:
             plain = _engine(models, baseline, options.seed, batch)
             vanilla = Gallery(plain, folder / VANILLA, prompts, groups)
-            timings = gallery.generate_beside(vanilla, requests)
-            seconds = sum(_by_setting(timings, "wall")[1])
+        seconds, timings = _draw(gallery, vanilla, requests)
     checked = _check(gallery) if options.verify else None
     warnings = [*setting.notes, *notes, *_warnings(gallery, entry.files)]
     against = None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)}
@@ -105,6 +101,18 @@ def generate_images(
     as_json = json.dumps(statistics, indent=2, ensure_ascii=False)
     text = as_json if options.as_json else _summary(statistics, folder, replaced, checked)
     return text, _false_claim(checked, config, models.target.grid.cols)
+
+
+def _draw(
+    gallery: Gallery, vanilla: Gallery | None, requests: Sequence[Request]
+) -> tuple[float, list[dict[str, Any]]]:
+    """Generate the images of a gallery, beside those of vanilla if it is given: seconds, and the
+    timings of both.
+    """
+    if vanilla is None:
+        return gallery.generate(requests), []
+    timings = gallery.generate_beside(vanilla, requests)
+    return sum(_by_setting(timings, "wall")[1]), timings
 
 
 def _check(gallery: Gallery) -> TokenCheck:
