@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from orchestrator.front.front import Front
     from orchestrator.front.trial import Candidate
 
-POSITION = "position"  # in the place of a column
-GROUP = "group"
+_GROUP = "group"
 _MAX_COLUMNS = 8  # of a table: positions or groups
 _RATES = (
     "accepted: drafts that a verification accepts; 1, 2, ...: the share of verifications that "
@@ -31,7 +30,7 @@ def compare_acceptance(front: Front, by: str) -> tuple[list[dict[str, Any]], lis
 
     Args:
         front: of the sweeps.
-        by: `POSITION` or `GROUP`.
+        by: "position", or "group" of captions.
 
     Raises:
         QueryError: no trial on it has counts, or the captions have no groups.
@@ -47,7 +46,7 @@ def compare_acceptance(front: Front, by: str) -> tuple[list[dict[str, Any]], lis
             f"--by {by}: no trial on the front has counts of accepted drafts; sweeps have them of "
             "images that this version has generated"
         )
-    lines = _group_lines(found) if by == GROUP else _position_lines(found)
+    lines = _group_lines(found) if by == _GROUP else _position_lines(found)
     facts = [
         {"sweep": trial.origin, "number": trial.number, "setting": trial.setting}
         | counts.to_mapping()
@@ -83,7 +82,7 @@ def _group_lines(found: Mapping[Candidate, AcceptanceCounts]) -> list[str]:
     groups: Sequence[str] = sorted({group for counts in found.values() for group in counts.groups})
     if len(groups) < 2:
         raise QueryError(
-            f"--by {GROUP}: the captions have no groups; a captions file gives them in a column "
+            f"--by {_GROUP}: the captions have no groups; a captions file gives them in a column "
             "group, category or tag"
         )
     shown = groups[:_MAX_COLUMNS]

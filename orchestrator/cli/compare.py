@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from orchestrator.cli import query_options as o
-from orchestrator.cli.acceptance import GROUP, POSITION, compare_acceptance
 from orchestrator.cli.text import say, show, shown_table
 from orchestrator.errors import WRONG_USAGE, CommandError, QueryError
 from orchestrator.options import AsJson, flag, grouped, option, output_file
@@ -42,6 +41,7 @@ Examples:
 
 _PARTS = ("acceptance", "tree", "drafter")  # parts of a setting
 _DEVICE = "device"  # in the place of a column
+_ACCEPTANCE = ("position", "group")  # likewise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,9 @@ def compare(
         x, y, z = (*shared, None)[:3]
         query = replace(query, x=x, y=y, z=z)
     front = query.front(opened)
-    if by in (POSITION, GROUP):
+    if by in _ACCEPTANCE:
+        from orchestrator.cli.acceptance import compare_acceptance
+
         trials, lines = compare_acceptance(front, by)
         show({f"by_{by}": trials}, lines, as_json=output.as_json)
         return

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +72,17 @@ def generate_images(
             models = load_entry(entry, pick_device(options.device))
         with ends_with(WRONG_USAGE):
             config = DecodingConfig.from_mapping(mapping, models.target.sampling)
-            engine = _engine(models, config, options.seed, batch)
             groups = [caption.group for caption in captions]
-            gallery = Gallery(engine, folder, prompts, groups)
-            requests = gallery.engine.requests([c.text for c in captions], options.samples)
+            make = partial(Gallery, prompts=prompts, groups=groups)
+            gallery = make(_engine(models, config, options.seed, batch), folder)
+            requests = gallery.engine.requests([each.text for each in captions], options.samples)
     replaced = _remove_previous_run(folder)
     baseline = _vanilla(config, setting, models.target.sampling)
     vanilla: Gallery | None = None
     with in_memory(f"at batch {batch}; try --batch {max(1, batch // 2)}"):
         if options.against is not None:
-            plain = _engine(models, baseline, options.seed, batch)
-            vanilla = Gallery(plain, folder / VANILLA, prompts, groups)
-        seconds, timings = _draw(gallery, vanilla, requests)
+            vanilla = make(_engine(models, baseline, options.seed, batch), folder / VANILLA)
+        seconds, timings = _generate(gallery, vanilla, requests)
     checked = _check(gallery) if options.verify else None
     warnings = [*setting.notes, *notes, *_warnings(gallery, entry.files)]
     against = None if vanilla is None else _speedup(timings) | {"folder": str(vanilla.folder)}
@@ -103,11 +103,11 @@ def generate_images(
     return text, _false_claim(checked, config, models.target.grid.cols)
 
 
-def _draw(
+def _generate(
     gallery: Gallery, vanilla: Gallery | None, requests: Sequence[Request]
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Generate the images of a gallery, beside those of vanilla if it is given: seconds, and the
-    timings of both.
+    """Generate all images; returns their wall time in seconds, and the timings if vanilla's images
+    are generated, too. Raises as `Gallery.generate`.
     """
     if vanilla is None:
         return gallery.generate(requests), []

@@ -53,6 +53,7 @@ BARE = {
     "compare": (2, "'SWEEP...'"),
     "report": (2, "'SWEEP'"),
     "time": (2, "'SWEEP'"),
+    "measure": (2, "'SWEEP'"),
     "reference": (2, "'DIR'"),
     "ui": (2, "'SWEEP'"),
     "sync": (2, "'SWEEP'"),

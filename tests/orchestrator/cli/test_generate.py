@@ -389,11 +389,11 @@ def test_a_layout_needs_the_prompts_of_its_benchmark(tmp_path: Path) -> None:
     file, _ = write_prompts(tmp_path)
     layout = ("--layout", "geneval", "--out", str(tmp_path / "out"))
     assert "--captions" in error_of("generate", "a red circle", *layout, code=2)
-    words = ("a red circle", "--captions", file)
-    assert "no other captions" in error_of("generate", *words, *layout, code=2)
+    both = ("a red circle", "--captions", file)
+    assert "no other captions" in error_of("generate", *both, *layout, code=2)
     (tmp_path / "captions.txt").write_text("a red circle\n")
-    words = ("--captions", str(tmp_path / "captions.txt"))
-    assert ".jsonl" in error_of("generate", *words, *layout, code=2)
+    other = ("--captions", str(tmp_path / "captions.txt"))
+    assert ".jsonl" in error_of("generate", *other, *layout, code=2)
 
 
 @pytest.mark.parametrize(
