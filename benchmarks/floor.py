@@ -10,8 +10,10 @@ image.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -88,7 +90,11 @@ def pass_s(models: Models, width: int, passes: int = _PASSES) -> float:
     return statistics.median(seconds)
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args(arguments)
     use_threads(1)
     models = load_folder()
     target = models.target

@@ -34,12 +34,12 @@ from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 
 # the most operations of a step: chains, static trees and windows; trees of varying shape
-CHAINS, TREES = 145, 225
-SKIPPING = 445  # of a pass that drafts a second tree behind unverified tokens
-TOGETHER = 550  # of a tree whose drafts are tested together
-DRAFTED = 283  # of a window of 15 whose new positions a drafter fills, when all are new
-ROWS = 217  # the same of several rows at once
-LARGEST = 321  # of adjacency trees of the largest size, to which a CUDA graph pads them
+CHAINS, TREES = 149, 233
+SKIPPING = 456  # of a pass that drafts a second tree behind unverified tokens
+TOGETHER = 559  # of a tree whose drafts are tested together
+DRAFTED = 285  # of a window of 15 whose new positions a drafter fills, when all are new
+ROWS = 223  # the same of several rows at once
+LARGEST = 331  # of adjacency trees of the largest size, to which a CUDA graph pads them
 PHASES = ("draft", "target", "accept", "commit")
 _NO_KERNEL = {"empty", "empty_like", "empty_strided", "new_empty", "detach"}
 

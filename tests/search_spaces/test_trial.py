@@ -695,7 +695,7 @@ def test_presets_carry_the_papers_names() -> None:
         lantern_optimal lantern_pp lantern_pp_optimal uniform cool cool_linear adt adt_vertical adt_random
         adt_tokenflock adt_lantern eagle3 eagle3_static eagle3_chain speculative_block eagle1_traversal sjd sjd_block sjd_sv gsd
         scd scd_maximal scd_maximal_published sjd_plus sjd_plus_published sjd_maximal sjd_pac eagle_window
-        zipar pjd pjd_maximal peanut vvs vvs_dynamic flashar"""
+        zipar pjd pjd_maximal peanut vvs vvs_dynamic flashar best_lossless best_balanced"""
     assert set(PRESETS) == set(wanted.split())
     assert PRESETS["peanut"] == PRESETS["adt"]
 
@@ -733,7 +733,7 @@ def test_which_presets_are_lossless() -> None:
         "typical",
         "fsd",
     }
-    relaxed |= {"vvs", "vvs_dynamic"}
+    relaxed |= {"vvs", "vvs_dynamic", "best_balanced"}
     assert is_relaxed == relaxed
 
 
