@@ -297,6 +297,7 @@ class DecodingConfig:
         *,
         image_tokens: int | None = None,
         image_rows: int | None = None,
+        has_preview: bool = False,
         drafters: Mapping[str, int | None] | None = None,
     ) -> None:
         """Raises ConfigError if a target does not support this config. Limits that are None are not
@@ -306,6 +307,7 @@ class DecodingConfig:
             codebook_size: number of the target's codes.
             image_tokens: tokens of an image.
             image_rows: rows of an image's token grid.
+            has_preview: whether the tokens of a preview precede those of the grid.
             drafters: for each kind that the target has weights for, the levels that it can draft
                 (None: any number).
         """
@@ -319,6 +321,12 @@ class DecodingConfig:
             )
         if image_rows == 1:
             self._check_one_row()
+        if has_preview and self.drafter.row_lag is not None:
+            problem = (
+                f"{kind!r} decodes several rows of one grid at once, but the target's images are a "
+                "preview and a grid; use another drafter"
+            )
+            raise ConfigError(("drafter",), problem)
         if image_tokens is not None and depth > image_tokens:
             raise ConfigError(
                 ("tree",),

@@ -30,12 +30,12 @@ from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import Constant
 from search_spaces.static_trees import NAMED_TREES
 from search_spaces.trial import Sampling
+from workers.data.grid import Grid
 from workers.decoding.accept import Acceptor
 from workers.decoding.kernels import FusedRule, accept_tree, random_bits
 from workers.decoding.rng import CounterRNG, Purpose, bits
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
-from workers.models.target import Grid
 
 K = 100  # neighbours of the presets' rules, and the columns of their table
 TREE = NAMED_TREES["lanternpp_58"]

@@ -183,9 +183,7 @@ class Gallery:
             {"file": self._file_name(request), **_image_row(request, drawn.statistics)}
             for request, drawn in images
         ]
-        cells = accepted_by_cell(
-            (drawn.statistics.emitted.tolist() for _, drawn in images), grid.rows, grid.cols
-        )
+        cells = accepted_by_cell((drawn.statistics.emitted.tolist() for _, drawn in images), grid)
         overall = _overall(rows, wall_seconds)
         statistics = {
             **header,

@@ -226,6 +226,9 @@ def describe_checkup(found: Mapping[str, Any]) -> list[str]:
             continue
         parts = entry["memory"]
         grid = f"{entry['rows']} x {entry['cols']} tokens of {entry['vocab_size']} codes"
+        if entry["preview"]:
+            rows, cols = entry["preview"]
+            grid += f", after a preview of {rows} x {cols}"
         shape = f"{entry['numbers']:,} parameters, {entry['image_size']} px, {grid}"
         largest = "unknown" if parts["largest_batch"] is None else parts["largest_batch"]
         lines += [

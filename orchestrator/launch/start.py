@@ -235,7 +235,7 @@ def _identify(sweep: SweepConfig, facts: Mapping[str, Any], capabilities: Capabi
             "timing": sweep.timing.to_mapping(),
             "started": events.utc_now(),
             "target": capabilities.target,
-            "grid": [capabilities.rows, capabilities.cols],
+            "grid": list(capabilities.grid.sizes),
             "image_size": capabilities.image_size,
             "plugins": plugin_modules(),
         }

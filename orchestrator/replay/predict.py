@@ -464,7 +464,7 @@ def _with_speedups(
     """The settings with predicted speed-ups, by the costs of those that were timed."""
     timed = {setting.config: setting.cost for setting in settings if setting.cost is not None}
     costs = CostModel(timed)
-    tokens = capabilities.rows * capabilities.cols
+    tokens = capabilities.grid.tokens
     vanilla = next(cost for config, cost in timed.items() if config.is_vanilla)
     found = []
     for setting in settings:

@@ -208,7 +208,7 @@ def _tokens_and_passes(record: TrialRecord, identity: Identity) -> tuple[float, 
         return None
     length = record.metrics.get("mean_accepted_length")
     compression = record.metrics.get("step_compression")
-    tokens = record.images * (math.prod(identity.grid) - 1)
+    tokens = record.images * (identity.token_grid.tokens - 1)
     if length is not None and length.value > 0:
         return tokens, tokens / length.value
     if compression is not None and compression.value > 0:

@@ -17,6 +17,7 @@ from search_spaces.plugins import stored_plugins
 from search_spaces.sweep_sections import SweepHeader
 from search_spaces.trial import DecodingConfig, Sampling
 from workers.data.checked_json import OtherVersionError, check_time, dump_checked, parse_checked
+from workers.data.grid import Grid
 from workers.data.shards import Experiment
 from workers.data.storage import Storage
 from workers.metrics.definition import Metric
@@ -57,7 +58,7 @@ class Identity:
     baseline: DecodingConfig  # vanilla with the sweep's sampling
     seed: int
     samples: int  # images per caption
-    grid: tuple[int, int]  # rows and columns of an image's tokens
+    grid: tuple[int, ...]  # sizes of the token grid (see `Grid.sizes`)
     image_size: int
     # these are facts of the first worker (see `orchestrator.cluster.placement`)
     device: str
@@ -146,6 +147,14 @@ class Identity:
         }.items():
             if any(not 1 <= size <= _MAX_SIZE for size in sizes):
                 raise ConfigError((name,), f"must be in [1, {_MAX_SIZE}], got {sizes}")
+        if len(self.grid) not in (2, 4):
+            raise ConfigError(("grid",), f"must have 2 or 4 sizes, got {self.grid}")
+
+    @property
+    def token_grid(self) -> Grid:
+        """Where an image's tokens are."""
+        rows, cols, *preview = self.grid
+        return Grid(rows, cols, tuple(preview))
 
     @property
     def id(self) -> str:

@@ -80,7 +80,7 @@ def write_images(
     from workers.data.pictures import enlarge, grid_tiles
 
     picture = Image.open(io.BytesIO(grid)).convert("RGB")
-    tiles = grid_tiles(picture, identity.image_size, identity.grid)
+    tiles = grid_tiles(picture, identity.image_size, identity.grid[:2])
     if tiles and keys:
         (folder / FOLDER).mkdir(exist_ok=True)
     for place, (tile, key) in enumerate(zip(tiles, keys, strict=False)):

@@ -21,9 +21,9 @@ from benchmarks.common import held_out_requests
 from benchmarks.theory import RULES, Rounds, compare, record, setting
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.schedules import Constant
+from workers.data.grid import Grid
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
-from workers.models.target import Grid
 
 IMAGES, LENGTH = 16, 3
 

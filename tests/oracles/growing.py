@@ -57,14 +57,24 @@ class Drafted:
 
 
 class Map:
-    """What every token of one image was drafted with. `draws` gives the two uniform numbers of a
-    token's cell.
+    """What every token of one image was drafted with, in the grids of these rows and columns.
+    `draws` gives the two uniform numbers of a token's cell.
     """
 
     def __init__(
-        self, policy: Adjacency, cols: int, ceiling: int, draws: Callable[[int], Sequence[float]]
+        self,
+        policy: Adjacency,
+        grids: Sequence[tuple[int, int]],
+        ceiling: int,
+        draws: Callable[[int], Sequence[float]],
     ) -> None:
-        self.policy, self.cols, self.ceiling, self.draws = policy, cols, ceiling, draws
+        self.policy, self.ceiling, self.draws = policy, ceiling, draws
+        self.places = [
+            (grid, row, col)
+            for grid, (rows, cols) in enumerate(grids)
+            for row in range(rows)
+            for col in range(cols)
+        ]
         # the first token comes from the prefill
         self.cells = [Drafted(policy.start_depth, policy.start_width, None)]
 
@@ -78,7 +88,7 @@ class Map:
 
     def inherit(self, token: int) -> Drafted:
         policy = self.policy
-        row, col = divmod(token, self.cols)
+        grid, row, col = self.places[token]
         if policy.initialisation == "random":
             one, two = self.draws(token)
             (least_d, most_d), (least_k, most_k) = policy.depth_range, policy.width_range
@@ -89,26 +99,28 @@ class Map:
                 self.cells[-1].alpha,
             )
         if policy.initialisation == "tokenflock":
-            return self.flock(row, col)
+            return self.flock(grid, row, col)
         # in the first column the left one is the upper one
         left = policy.initialisation == "horizontal" and col > 0
-        neighbour = token - 1 if left else token - self.cols
-        return (
-            self.cells[neighbour]
-            if neighbour >= 0
-            else Drafted(policy.start_depth, policy.start_width, None)
-        )
+        neighbour = (grid, row, col - 1) if left else (grid, row - 1, col)
+        return self.cells[self.places.index(neighbour)] if neighbour in self.places else self.start
 
-    def flock(self, row: int, col: int) -> Drafted:
+    @property
+    def start(self) -> Drafted:
+        return Drafted(self.policy.start_depth, self.policy.start_width, None)
+
+    def flock(self, grid: int, row: int, col: int) -> Drafted:
         """Means over the earlier tokens within the radius, weighted by (radius - rows above + 1) /
         radius.
         """
         radius = Fraction(self.policy.radius)  # exact: the means are rounded to whole numbers
         near: list[tuple[Fraction, Drafted]] = []
         for token, drafted in enumerate(self.cells):
-            y, x = divmod(token, self.cols)
-            if math.hypot(row - y, col - x) <= radius:
+            own, y, x = self.places[token]
+            if own == grid and math.hypot(row - y, col - x) <= radius:
                 near.append(((radius - (row - y) + 1) / radius, drafted))
+        if not near:  # the first of a grid that follows another one
+            return self.start
         total = sum(weight for weight, _ in near)
         judged = [(weight, drafted.alpha) for weight, drafted in near if drafted.alpha is not None]
         return Drafted(

@@ -17,6 +17,7 @@ from torch import Tensor
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.temperatures import EntropyTemperature
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.grid import Grid
 from workers.decoding import rng
 from workers.decoding.accept import Acceptor, AcceptResult
 from workers.decoding.build import build_drafting
@@ -25,7 +26,7 @@ from workers.decoding.engine import Observer
 from workers.decoding.sampling import apply_cfg, stream_count, to_probs
 from workers.decoding.state import Batch
 from workers.models.cache import KVCache
-from workers.models.target import Grid, Prompt, Target
+from workers.models.target import Prompt, Target
 
 
 def contexts(codes: int, length: int) -> int:

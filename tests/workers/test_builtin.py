@@ -13,6 +13,7 @@ from torch import Tensor
 
 from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.grid import Grid
 from workers.decoding.build import kinds_with_weights
 from workers.decoding.engine import Engine
 from workers.decoding.sampling import apply_cfg, to_probs
@@ -23,7 +24,6 @@ from workers.loading.models_yaml import load_folder
 from workers.metrics.caption_accuracy import image_accuracies
 from workers.metrics.features import load_features
 from workers.models.families.scenes import BUILTIN
-from workers.models.target import Grid
 from workers.scenes.images import render, sample_attributes, sample_captions
 
 LOOSE = {"neighbourhood": "additive", "k": 200, "delta": 0.4, "resampling": "paper"}

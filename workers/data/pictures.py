@@ -112,7 +112,7 @@ def image_grid(
     return grid
 
 
-def grid_tiles(grid: Image.Image, side: int, tokens: tuple[int, int]) -> list[Image.Image]:
+def grid_tiles(grid: Image.Image, side: int, tokens: tuple[int, ...]) -> list[Image.Image]:
     """The cells of an `image_grid`, blank ones of its last row included; none if it is smaller than
     an image.
 
@@ -169,23 +169,30 @@ def png(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def accepted_by_cell(
-    images: Iterable[Sequence[int]], rows: int, columns: int
-) -> list[list[float | None]]:
+def accepted_by_cell(images: Iterable[Sequence[int]], grid: Grid) -> list[list[float | None]]:
     """Mean accepted length of the passes that emitted each cell of the token grid, from images'
-    tokens per pass.
+    tokens per pass. The rows of a preview and an empty row are above those of the grid.
 
     None at cells that no pass emitted: the first token comes from the prefill.
     """
-    total = np.zeros(rows * columns)
-    count = np.zeros(rows * columns, dtype=int)
+    total = np.zeros(grid.tokens)
+    count = np.zeros(grid.tokens, dtype=int)
     for passes in images:
         lengths = np.asarray(passes, dtype=int)
-        emitted = np.repeat(lengths, lengths)[: rows * columns - 1]
+        emitted = np.repeat(lengths, lengths)[: grid.tokens - 1]
         total[1 : 1 + len(emitted)] += emitted
         count[1 : 1 + len(emitted)] += 1
     cells = [t / n if n else None for t, n in zip(total.tolist(), count.tolist(), strict=True)]
-    return [cells[row * columns : (row + 1) * columns] for row in range(rows)]
+    found: list[list[float | None]] = []
+    start = 0
+    width = max(grid.lines)
+    for length in grid.lines:
+        if grid.preview and start == grid.preview_tokens:
+            found.append([None] * width)
+        row = cells[start : start + length]
+        found.append(row + [None] * (width - length))
+        start += length
+    return found
 
 
 def wrap(text: str, width: int, font: ImageFont.FreeTypeFont | ImageFont.ImageFont) -> list[str]:

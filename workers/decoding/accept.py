@@ -20,12 +20,12 @@ from search_spaces.modulations import NO_MODULATION, Nodes
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
 from search_spaces.trial import Sampling
 from search_spaces.verification import ChainTests, TreeTests, TreeVerification
+from workers.data.grid import Grid
 from workers.decoding.kernels import FusedRule, accept_tree, is_available
 from workers.decoding.rng import CounterRNG, Purpose
 from workers.decoding.sampling import to_probs
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, gather_rows, row_starts, with_root
-from workers.models.target import Grid
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class Acceptor:
             )
         self._omegas = omegas  # [drafted levels, depth]
         # the row of each token of an image (see `Nodes`)
-        self._row = torch.arange(grid.tokens, device=device) // grid.cols / max(1, grid.rows - 1)
+        self._row = grid.height(torch.arange(grid.tokens, device=device))
         self._never = torch.zeros(1, 1, dtype=torch.bool, device=device)
         self._fused = [FusedRule.of(rule, sampled=sampled) for sampled in (False, True)]
         self._exact_greedy = rule.is_exact(temperature=0.0)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from search_spaces.trees import Adjacency
 from search_spaces.trial import DecodingConfig
+from workers.data.grid import Grid
 from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.drafter import Drafter
@@ -38,12 +39,12 @@ class SizeMap:
     # [B, 1 + image_len, 3] depth, width, alpha. Entry 0 stands for what is outside the image.
     history: Tensor
 
-    def __init__(self, policy: Adjacency, cols: int, max_width: int) -> None:
-        """A map for images of `cols` columns. `max_width` bounds the shallowest trees, whose width
-        may leave the policy's range.
+    def __init__(self, policy: Adjacency, grid: Grid, max_width: int) -> None:
+        """A map for images of `grid`. `max_width` bounds the shallowest trees, whose width may
+        leave the policy's range.
         """
         self.policy = policy
-        self._cols = cols
+        self._grid = grid
         self._max_width = max_width
 
     def prepare(self, size: int, image_len: int, device: torch.device) -> None:
@@ -57,7 +58,7 @@ class SizeMap:
             [float(self.policy.depth_step), -self.policy.width_step], device=device
         )
         if self.policy.initialisation == "tokenflock":
-            self._flock_distances, self._flock_weights = self._flock_cells(device)
+            self._flock_places, self._flock_weights = self._flock_cells(image_len, device)
         else:
             self._sources = self._source_entries(torch.arange(image_len + 1, device=device))
         ranges = torch.tensor([self.policy.depth_range, self.policy.width_range], device=device)
@@ -115,8 +116,9 @@ class SizeMap:
         neighbour whose tree its own starts from: the left token (in the first column the upper
         one), the upper token, or with random starts the token before.
         """
-        above = (token - self._cols).clamp(min=-1)
-        left = torch.where(token % self._cols == 0, above, token - 1)
+        above = self._grid.neighbour(token, 1, 0)
+        left = self._grid.neighbour(token, 0, -1)
+        left = torch.where(left < 0, above, left)
         neighbour = {"horizontal": left, "vertical": above}.get(
             self.policy.initialisation, token - 1
         )
@@ -126,8 +128,7 @@ class SizeMap:
         """TokenFlock: the entries [B, n, 3] near the token that follows `emitted` tokens [B], and
         their weights [B, n]. The first is the previous token's.
         """
-        places = (emitted[:, None] - self._flock_distances).clamp_(min=0)
-        return self._entries(places), self._flock_weights[emitted % self._cols] * (places > 0)
+        return self._entries(self._flock_places[emitted]), self._flock_weights[emitted]
 
     @staticmethod
     def mean_size(entries: Tensor, weights: Tensor) -> Tensor:
@@ -145,13 +146,14 @@ class SizeMap:
         total = weights.sum(1)
         return torch.where(total > 0, (weights * alpha).sum(1) / total, _NO_ALPHA)
 
-    def _flock_cells(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """TokenFlock: the distances [n] in the history from the previous token to the cells within
-        `radius` of a token, and the cells' weights [cols, n] by the token's column: 0 outside the
-        grid. As printed in the paper, weights decrease with the row distance only.
+    def _flock_cells(self, image_len: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """TokenFlock: for each token, the places [1 + image_len, n] in the history of the cells
+        within `radius` of it, the token before it first, and their weights: 0 outside the grid. As
+        printed in the paper, weights decrease with the row distance only. A grid's first token has
+        the entry of what is outside.
         """
         reach = int(self.policy.radius)
-        cols = self._cols
+        cols = max(self._grid.lines)
         near = [(0, -1)]  # rows above and columns to the right, the previous token first
         for rows in range(reach + 1):
             for right in range(max(-reach, 1 - cols), min(reach, cols - 1) + 1):
@@ -159,10 +161,12 @@ class SizeMap:
                 if is_before and math.hypot(rows, right) <= self.policy.radius:
                     near.append((rows, right))
         rows_above, cols_right = torch.tensor(near, device=device).unbind(1)
-        column = torch.arange(cols, device=device)[:, None] + cols_right
-        is_inside = (column >= 0) & (column < cols)
-        distances = rows_above * cols - cols_right - 1
-        return distances, is_inside * (self.policy.radius - rows_above + 1)
+        token = torch.arange(image_len + 1, device=device)
+        places = 1 + self._grid.neighbour(token[:, None], rows_above, cols_right)
+        weights = (places > 0) * (self.policy.radius - rows_above + 1)
+        weights[:, -1] += ~(places > 0).any(1)
+        # the token before, which may be of another row or of the preview
+        return torch.cat([token[:, None], places[:, 1:]], dim=1), weights
 
     def adapt(self, size: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """One step of the policy from depth and width [B, 2]: depth and width [B] (int64), clamped
@@ -205,7 +209,7 @@ class AdjacencyTree(DynamicTree):
             policy.bounds.depth, min(target.vocab_size, policy.widest), policy.bounds.nodes
         )
         self._usual_width = min(self.width, policy.bounds.width)  # width of trees within the ranges
-        self.sizes = SizeMap(policy, target.grid.cols, self.width)
+        self.sizes = SizeMap(policy, target.grid, self.width)
 
     def prepare(self, batch: Batch) -> None:
         super().prepare(batch)

@@ -88,7 +88,11 @@ def resolve_for_target(
     levels = {kind: drafter.max_levels} if drafter else {}
     grid = target.grid
     config.check_model(
-        target.vocab_size, image_tokens=grid.tokens, image_rows=grid.rows, drafters=levels
+        target.vocab_size,
+        image_tokens=grid.tokens,
+        image_rows=grid.rows,
+        has_preview=bool(grid.preview),
+        drafters=levels,
     )
     return config
 

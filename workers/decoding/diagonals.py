@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.drafters import DrafterChoice
+from workers.data.grid import Grid
 from workers.decoding.rows import RowsBatch
 from workers.decoding.sampling import apply_cfg
 from workers.decoding.state import Batch
-from workers.models.target import Grid
 
 
 class DiagonalBatch(RowsBatch):

@@ -31,12 +31,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from search_spaces.drafters import DrafterChoice
+from workers.data.grid import Grid
 from workers.decoding.rng import CounterRNG, Generate, Purpose
 from workers.decoding.row_ends import RowEndPass
 from workers.decoding.sampling import stream_rows
 from workers.decoding.state import Batch
 from workers.decoding.tree import TreeShape
-from workers.models.target import Grid
 
 # odd and large, so that no other key, position or purpose has the same numbers
 _KEY_STEP = 0x632BE59BD9B4E019

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.drafters import DrafterChoice
+from workers.data.grid import Grid
 from workers.decoding.graphs import Capture, PassGraphs
 from workers.decoding.rng import CounterRNG
 from workers.decoding.row_buffers import RowBuffers
@@ -24,7 +25,6 @@ from workers.decoding.sampling import (
 from workers.decoding.tree import TreeShape
 from workers.models.cache import KVCache
 from workers.models.masks import AttentionMask
-from workers.models.target import Grid
 
 
 @dataclass(frozen=True, slots=True)

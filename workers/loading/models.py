@@ -10,10 +10,10 @@ from typing import Any, Self
 import torch
 
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.grid import Grid
 from workers.decoding.drafter import TrainedPart
 from workers.decoding.engine import Engine
 from workers.models.target import Target
-from workers.models.vq import VQModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +55,14 @@ class Capabilities:
     image_size: int  # pixels along the longer side
     sampling: Sampling  # default sampling of the target
     drafters: Mapping[str, int | None]  # see `Models.drafter_levels`
+    preview: tuple[int, ...] = ()  # rows and columns of the image's preview, if it has one
 
     @classmethod
     def of(cls, models: Models) -> Self:
         """The capabilities of models, loaded or on the meta device.
 
         Raises:
-            ValueError: the target has no codec.
+            ValueError: the target cannot decode images, and does not say how large they would be.
         """
         target = models.target
         return cls(
@@ -72,7 +73,12 @@ class Capabilities:
             image_size=_image_size(target),
             sampling=target.sampling,
             drafters=models.drafter_levels,
+            preview=target.grid.preview,
         )
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.rows, self.cols, self.preview)
 
     def check(self, config: DecodingConfig) -> None:
         """Refuse a config that the models do not support.
@@ -80,9 +86,12 @@ class Capabilities:
         Raises:
             ConfigError: names the key, and the limit exceeded or the missing drafter.
         """
-        image_tokens = self.rows * self.cols
         config.check_model(
-            self.vocab_size, image_tokens=image_tokens, image_rows=self.rows, drafters=self.drafters
+            self.vocab_size,
+            image_tokens=self.grid.tokens,
+            image_rows=self.rows,
+            has_preview=bool(self.preview),
+            drafters=self.drafters,
         )
 
     def to_mapping(self) -> dict[str, Any]:
@@ -91,7 +100,8 @@ class Capabilities:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        return cls(**{**mapping, "sampling": Sampling.from_mapping(mapping["sampling"])})
+        sampling = Sampling.from_mapping(mapping["sampling"])
+        return cls(**{**mapping, "sampling": sampling, "preview": tuple(mapping["preview"])})
 
 
 def unreadable_captions(target: Target, texts: Sequence[str]) -> list[tuple[int, str]]:
@@ -111,7 +121,7 @@ def unreadable_captions(target: Target, texts: Sequence[str]) -> list[tuple[int,
 def _image_size(target: Target) -> int:
     """Pixels along the longer side of the target's images."""
     # Decoding on the meta device would import torch's compiler, which takes seconds.
-    if isinstance(target.codec, VQModel):
-        return target.codec.config.factor * max(target.grid.rows, target.grid.cols)
+    if (factor := getattr(target.codec, "factor", None)) is not None:
+        return int(factor) * max(target.grid.rows, target.grid.cols)
     tokens = torch.zeros(1, target.grid.tokens, dtype=torch.int64, device=target.device)
     return max(target.decode(tokens).shape[2:])

@@ -18,18 +18,6 @@ _CHECK_BATCH = 64  # captions that are checked at a time
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
-    """The image's token grid, in raster order."""
-
-    rows: int
-    cols: int
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.cols
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
     """Prompts of R rows."""
 
@@ -59,7 +47,12 @@ class Conditioner(Protocol):
 
 
 class Codec(Protocol):
-    """Turns tokens into images."""
+    """Turns tokens into images.
+
+    Optional attributes: `factor`, pixels along a side of a token's patch, so that nothing must be
+    decoded to know the size of images; `no_images`, why codes cannot be decoded here ("" if they
+    can); `decoder_bytes`, the size of a decoder that is loaded later.
+    """
 
     @property
     def codebook(self) -> Tensor:
@@ -115,7 +108,7 @@ class Target(nn.Module):
         self.codec = codec
         self.sampling = sampling
         self.register_buffer("row_end", row_end)
-        self.grid = Grid(transformer.config.rows, transformer.config.cols)
+        self.grid = transformer.config.grid
 
     @property
     def device(self) -> torch.device:
@@ -133,6 +126,18 @@ class Target(nn.Module):
     @property
     def vocab_size(self) -> int:
         return self.transformer.config.vocab_size
+
+    @property
+    def no_images(self) -> str:
+        """Why this target cannot decode images; "" if it can."""
+        if self.codec is None:
+            return "it was loaded without its codec"
+        return str(getattr(self.codec, "no_images", ""))
+
+    def require_images(self) -> None:
+        """Raises ValueError if this target cannot decode images, with the reason."""
+        if self.no_images:
+            raise ValueError(f"target {self.name} cannot decode images: {self.no_images}")
 
     @property
     def codebook(self) -> Tensor:
@@ -178,12 +183,13 @@ class Target(nn.Module):
 
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
-        """Images [B, 3, H, W] in [0, 1] of token rows [B, rows * cols]."""
-        if self.codec is None:
-            raise ValueError(
-                f"target {self.name} was loaded without its codec, so it cannot decode images"
-            )
-        images = cast("Codec", self.codec).decode_ids(
-            tokens.view(-1, self.grid.rows, self.grid.cols)
-        )
+        """Images [B, 3, H, W] in [0, 1] of token rows [B, tokens]. Those of a preview are left out.
+
+        Raises:
+            ValueError: see `no_images`.
+        """
+        self.require_images()
+        grid = self.grid
+        ids = tokens[:, grid.preview_tokens :].reshape(-1, grid.rows, grid.cols)
+        images = cast("Codec", self.codec).decode_ids(ids)
         return images.float().add(1).div(2).clamp(0, 1)

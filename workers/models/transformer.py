@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from workers.data.grid import Grid
 from workers.models.attention import attend
 from workers.models.cache import CacheView, KVCache
 from workers.models.linear import PackedLinear, is_eager_on_cpu
@@ -52,6 +53,8 @@ class TransformerConfig:
     prompt_len: int = 1
     rows: int = 16
     cols: int = 16
+    # Rows and columns of the preview whose tokens precede those of the image's grid (GLM-Image).
+    preview: tuple[int, ...] = ()
     qk_norm: bool = False
     # A fixed token with its own position follows every row of the image (Lumina).
     row_ends: bool = False
@@ -76,6 +79,9 @@ class TransformerConfig:
             raise ValueError(
                 f"row_ends need rope 'line', got {self.rope!r}: a grid has no cell for them"
             )
+        if self.preview and (self.row_ends or self.rope != "line"):
+            raise ValueError("a preview needs rope 'line' and no row_ends: both know one grid")
+        object.__setattr__(self, "preview", tuple(self.preview))  # files have a list
 
     @property
     def channels(self) -> int:
@@ -86,8 +92,12 @@ class TransformerConfig:
         return self.n_kv_heads or self.n_heads
 
     @property
+    def grid(self) -> Grid:
+        return Grid(self.rows, self.cols, self.preview)
+
+    @property
     def image_len(self) -> int:
-        return self.rows * self.cols
+        return self.grid.tokens
 
     @property
     def positions(self) -> int:

@@ -278,6 +278,11 @@ class VQModel(nn.Module):
         self.post_quant_conv = nn.Conv2d(config.code_dim, config.z_channels, 1)
 
     @property
+    def factor(self) -> int:
+        """Pixels per code along one side."""
+        return self.config.factor
+
+    @property
     def codebook(self) -> Tensor:
         """Codes as decoded (l2-normalised where the codec does), [V, d]."""
         return self.quantize.codebook

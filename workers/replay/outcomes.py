@@ -17,8 +17,8 @@ from torch.nn.functional import pad
 from search_spaces.acceptance import AcceptanceRule, Relaxation
 from search_spaces.modulations import Nodes
 from search_spaces.neighbourhoods import NeighbourhoodMass, NeighbourTables
+from workers.data.grid import Grid
 from workers.decoding.accept import remove_and_renormalise
-from workers.models.target import Grid
 from workers.replay.recording import RecordedSteps, StepColumns
 
 
@@ -83,8 +83,7 @@ def _relaxation(
     """How much the tests of all inner slots of all steps, [S * I], are relaxed."""
     depth = pad(steps.depth, (1, 0)).gather(1, steps.inner)  # of the slots; 0 for the root
     position = (steps.position[:, None] + depth).clamp(max=grid.tokens - 1)
-    row = position // grid.cols / max(1, grid.rows - 1)
-    nodes = Nodes(steps.target.flatten(0, 1), row.flatten())
+    nodes = Nodes(steps.target.flatten(0, 1), grid.height(position).flatten())
     return rule.relaxation(_omegas(rule, steps, levels, depth).flatten(), nodes, tables)
 
 

@@ -3,7 +3,8 @@ costs.
 
 Recorded steps start at the positions that the exact rule visits; a rule that accepts more visits
 others. Acceptance depends on the place in the image, so steps are averaged by row of the image
-first: in a row whose steps emit m tokens in the mean, 1 / m passes are made per token.
+first: in a row whose steps emit m tokens in the mean, 1 / m passes are made per token. The rows of
+a preview are shorter, and count by their tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from search_spaces.acceptance import AcceptanceRule
 from search_spaces.neighbourhoods import NeighbourTables
 from search_spaces.trees import TreePolicy
 from search_spaces.trial import DecodingConfig
+from workers.data.grid import Grid
 from workers.metrics.estimate import Estimate, block_sizes, with_left_out
-from workers.models.target import Grid
 from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.recording import RecordedSteps
 from workers.replay.subtrees import subtree
@@ -108,10 +109,17 @@ class Recording:
             block = block[step]
         if position is None:
             position = self.steps.position
-        return predict(outcomes, block, position // self.grid.cols, self.images)
+        lines = torch.tensor(self.grid.lines, dtype=torch.float64)
+        return predict(outcomes, block, self.grid.line(position), self.images, lines)
 
 
-def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: int) -> Prediction:
+def predict(
+    outcomes: StepOutcomes,
+    block: Tensor,
+    image_row: Tensor,
+    images: int,
+    row_tokens: Tensor | None = None,
+) -> Prediction:
     """The prediction from the outcomes of S steps.
 
     Args:
@@ -119,6 +127,7 @@ def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: in
         block: [S] block of each step's caption.
         image_row: [S] row of the image in which the step starts.
         images: number of images.
+        row_tokens: tokens of each row of an image; None: all rows have as many.
 
     Raises:
         MetricUnavailable: there are fewer than two blocks.
@@ -132,7 +141,9 @@ def predict(outcomes: StepOutcomes, block: Tensor, image_row: Tensor, images: in
     ]
     sums = torch.zeros(blocks * rows, len(columns), dtype=torch.float64)
     sums.index_add_(0, (block * rows + image_row).cpu(), torch.stack(columns, dim=1).double().cpu())
-    values = _per_token(with_left_out(sums.view(blocks, rows, -1)))  # [1 + blocks, 1 + measures]
+    weights = torch.ones(rows, dtype=torch.float64) if row_tokens is None else row_tokens[:rows]
+    # [1 + blocks, 1 + measures]
+    values = _per_token(with_left_out(sums.view(blocks, rows, -1)), weights)
     values[:, 0] = 1 / values[:, 0]  # passes per token to tokens per pass
     estimates = (Estimate.from_replicates(column, images) for column in values.unbind(1))
     return Prediction(dict(zip(QUANTITIES, estimates, strict=True)))
@@ -161,13 +172,14 @@ def _between(first: Estimate, second: Estimate, weight: float, *, log: bool) -> 
     return Estimate.from_replicates(values, first.n)
 
 
-def _per_token(sums: Tensor) -> Tensor:
+def _per_token(sums: Tensor, weights: Tensor) -> Tensor:
     """Passes and measures per token [n, 1 + measures], from sums over steps [n, rows, 2 +
-    measures].
+    measures], with these weights [rows] of the rows.
     """
     steps = sums[..., :1]
     emitted = sums[..., 1:2]
     started = steps > 0  # a row in which no step starts counts as the others do
     parts = torch.where(started, torch.cat([steps, sums[..., 2:]], dim=-1) / emitted, 0.0)
-    mean: Tensor = parts.sum(1) / started.sum(1)
+    weights = weights[:, None]
+    mean: Tensor = (parts * weights).sum(1) / (started * weights).sum(1)
     return mean

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from search_spaces.plugins import load_object
 from search_spaces.trees import TreePolicy
+from workers.data.grid import Grid
 from workers.decoding import rng
 from workers.decoding.adjacency import SizeMap
-from workers.models.target import Grid
 from workers.replay.outcomes import StepOutcomes
 from workers.replay.recording import RecordedSteps
 from workers.replay.subtrees import NestedTrees
 
 _REPLICAS = 4  # simulated images of each recorded one
+_FARTHER = 1e6  # added to squared distances, which are smaller
 
 
 def simulate(
@@ -49,7 +50,7 @@ def simulate(
     device = keys.device
     keys = rng.bits(keys, replica, rng.Purpose.RECORD, torch.ones_like(replica))
     widest = min(max(size.width for size in policy.sizes), steps.target.shape[2])
-    sizes: SizeMap = load_object(policy.size_map)(policy, grid.cols, widest)
+    sizes: SizeMap = load_object(policy.size_map)(policy, grid, widest)
     sizes.prepare(len(keys), grid.tokens, device)
     emitted = torch.ones_like(keys)
     known: dict[tuple[int, int], StepOutcomes] = {}
@@ -83,8 +84,10 @@ def nearest_steps(steps: RecordedSteps, grid: Grid) -> tuple[Tensor, Tensor]:
     """
     keys, image = torch.unique(steps.image, return_inverse=True)
     token = torch.arange(grid.tokens, device=keys.device)
-    rows = token[:, None] // grid.cols - steps.position // grid.cols
-    cols = token[:, None] % grid.cols - steps.position % grid.cols
-    distance = (rows**2 + cols**2).float()  # [tokens, S]
+    here = grid.cells(token[:, None])
+    there = grid.cells(steps.position)
+    distance = ((here.row - there.row) ** 2 + (here.col - there.col) ** 2).float()  # [tokens, S]
+    # a step of the other grid stands only for tokens of a grid in which no step begins
+    distance += _FARTHER * (here.in_preview != there.in_preview)
     others = image != torch.arange(len(keys), device=keys.device)[:, None]
     return keys, distance.masked_fill(others[:, None], torch.inf).argmin(2)

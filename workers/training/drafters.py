@@ -441,6 +441,8 @@ def new_independent(target: Target, seed: int) -> ARModel:
         vocab_size=target.vocab_size,
         rows=grid.rows,
         cols=grid.cols,
+        preview=grid.preview,
+        rope="line" if grid.preview else _DRAFTER.rope,
     )
     return build_model(config, conditioner.settings(), seed).to(target.device)
 

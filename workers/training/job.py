@@ -251,6 +251,11 @@ class DrafterJob:
                 f"{target.name}: its images have one row, so no token is below another; train "
                 "another drafter"
             )
+        if self.kind == "vertical" and target.grid.preview:
+            raise ValueError(
+                f"{target.name}: its images are a preview and a grid, and a vertical branch decodes "
+                "one grid; train another drafter"
+            )
 
     def run(
         self,

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from workers.data.grid import Grid
 from workers.decoding.row_ends import teacher_forced
 from workers.drafters.vertical import RANK, untrained_branch
 from workers.models.linear import fp32_logits, is_linear
 from workers.models.masks import causal_padding_mask
-from workers.models.target import Grid, Prompt, Target
+from workers.models.target import Prompt, Target
 from workers.models.transformer import Body, Transformer
 from workers.models.vertical import VerticalBranch, adapted_weights, mix
 from workers.training.examples import Examples

@@ -28,7 +28,8 @@ def heat(subject: Subject) -> dict[str, Any] | None:
     sentence about each.
 
     Returns:
-        `rows`, `columns`: of the first trial's token grid; trials of another grid are skipped.
+        `rows`, `columns`: of the map of the first trial's token grid, with its preview above it
+            (see `accepted_by_cell`); trials of another grid are skipped.
         `low`, `high`: ends of the scale that all trials share. `cells`: by key, values in raster
         order, None where no pass emitted a token. `means`: by key, the mean accepted length over
         passes; the mean of the cells is larger, because a pass counts there once for each of its
@@ -37,24 +38,26 @@ def heat(subject: Subject) -> dict[str, Any] | None:
     trials = subject.trials
     if not trials:
         return None
-    grid = trials[0].sweep.identity.grid
+    grid = trials[0].sweep.identity.token_grid
+    empty = accepted_by_cell([], grid)
+    rows, columns = len(empty), len(empty[0])
     cells: dict[str, list[float | None]] = {}
     means: dict[str, float] = {}
-    same_grid = [trial for trial in trials if trial.sweep.identity.grid == grid]
-    shown = same_grid[: _MAX_CELLS // (grid[0] * grid[1])]
+    same_grid = [trial for trial in trials if trial.sweep.identity.token_grid == grid]
+    shown = same_grid[: _MAX_CELLS // (rows * columns)]
     for trial, lengths in zip(shown, in_parallel(_lengths, shown), strict=True):
         if isinstance(lengths, ValueError):
             subject.note(str(lengths))
         elif lengths:
-            values = [value for row in accepted_by_cell(lengths, *grid) for value in row]
+            values = [value for row in accepted_by_cell(lengths, grid) for value in row]
             cells[trial.key] = [None if value is None else round(value, 3) for value in values]
             means[trial.key] = round(sum(map(sum, lengths)) / max(1, sum(map(len, lengths))), 4)
     found = [value for value in chain.from_iterable(cells.values()) if value is not None]
     if not found:
         return None
     return {
-        "rows": grid[0],
-        "columns": grid[1],
+        "rows": rows,
+        "columns": columns,
         "low": min(found),
         "high": max(found),
         "cells": cells,

@@ -238,7 +238,7 @@ def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
     grid = _stored_grid(trial)
     if not isinstance(grid, Image.Image):
         return []
-    return grid_tiles(grid, identity.image_size, identity.grid)
+    return grid_tiles(grid, identity.image_size, identity.grid[:2])
 
 
 def _stored_grid(trial: PageTrial) -> Image.Image | str | None:

@@ -98,8 +98,11 @@ def _source(entry: Mapping[str, Any] | None, unit: str, key: str) -> list[str]:
 
 
 def _image(identity: Identity) -> list[str]:
-    rows, cols = identity.grid
-    return [f"{rows} × {cols} tokens, {identity.image_size} pixels"]
+    rows, cols, *preview = identity.grid
+    before = ""
+    if preview:
+        before = f" after a preview of {preview[0]} × {preview[1]}"
+    return [f"{rows} × {cols} tokens{before}, {identity.image_size} pixels"]
 
 
 def _time(text: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
+from workers.data.grid import Grid
 from workers.data.pictures import (
     NO_VALUE,
     RAMP,
@@ -90,5 +91,20 @@ def test_the_ramp_is_monotone_in_lightness() -> None:
 
 
 def test_cells_carry_the_accepted_length_of_their_round() -> None:
-    assert accepted_by_cell([[3, 1, 2]], 2, 4) == [[None, 3, 3, 3], [1, 2, 2, None]]
-    assert accepted_by_cell([[3, 1, 2], [6]], 2, 4) == [[None, 4.5, 4.5, 4.5], [3.5, 4, 4, None]]
+    grid = Grid(2, 4)
+    assert accepted_by_cell([[3, 1, 2]], grid) == [[None, 3, 3, 3], [1, 2, 2, None]]
+    assert accepted_by_cell([[3, 1, 2], [6]], grid) == [[None, 4.5, 4.5, 4.5], [3.5, 4, 4, None]]
+
+
+def test_a_preview_is_above_the_grid() -> None:
+    found = accepted_by_cell([[3, 1, 4]], Grid(2, 3, (3, 1)))
+    nothing = [None, None, None]
+    assert found == [
+        [None, *nothing[1:]],
+        [3, None, None],
+        [3, None, None],
+        nothing,
+        [3, 1, 4],
+        [4, 4, 4],
+    ]
+    assert accepted_by_cell([], Grid(1, 1, (1, 2))) == [[None, None]] * 3

@@ -24,6 +24,7 @@ from search_spaces.trees import Adjacency, Dynamic
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.oracles import growing, tabular
 from tests.oracles.growing import Path
+from workers.data.grid import Grid
 from workers.decoding import rng
 from workers.decoding.accept import AcceptResult
 from workers.decoding.adjacency import AdjacencyTree
@@ -32,7 +33,7 @@ from workers.decoding.dynamic_tree import DynamicTree
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree
 from workers.models.cache import KVCache
-from workers.models.target import Grid, Prompt, Target
+from workers.models.target import Prompt, Target
 
 CODES, LENGTH = 5, 6
 STARTS = ("horizontal", "vertical", "random", "tokenflock")
@@ -240,7 +241,10 @@ def test_sizes_adapt_to_the_neighbours(initialisation: str, data: st.DataObject,
     plain map's.
     """
     policy = data.draw(policies(initialisation))
-    grid = Grid(data.draw(st.integers(1, 6)), data.draw(st.integers(1, 6)))
+    side = st.integers(1, 6)
+    preview = data.draw(st.just(()) | st.tuples(side, side))
+    grid = Grid(data.draw(side), data.draw(side), preview)
+    grids = [size for size in (preview, (grid.rows, grid.cols)) if size]
     generator = torch.Generator().manual_seed(seed)
     config = DecodingConfig(Eagle(), policy, sampling=Sampling())
     drafting = AdjacencyTree(config, model(grid, 6), Fixed(torch.randn(6, generator=generator)))
@@ -251,9 +255,7 @@ def test_sizes_adapt_to_the_neighbours(initialisation: str, data: st.DataObject,
         torch.arange(3), Prompt(nothing, nothing[..., 0].bool()), [], nothing, batch.root
     )
 
-    maps = [
-        growing.Map(policy, grid.cols, min(6, policy.nodes), draws(batch, row)) for row in range(3)
-    ]
+    maps = [growing.Map(policy, grids, min(6, policy.nodes), draws(batch, row)) for row in range(3)]
     while (batch.emitted < grid.tokens).all():
         sizes = [plain.next_tree() for plain in maps]
         drafting.plan(batch)
@@ -295,7 +297,7 @@ def test_adjacency_trees_are_eagle2_trees_of_each_rows_own_size(
         DecodingConfig(Eagle(), policy, sampling=Sampling()), draft, draft, 6
     )
     batch = engine.open(3, seed)
-    maps = [growing.Map(policy, 3, CODES, draws(batch, row)) for row in range(3)]
+    maps = [growing.Map(policy, [(2, 3)], CODES, draws(batch, row)) for row in range(3)]
     for _ in range(2):
         sizes = [plain.next_tree() for plain in maps]
         if bool((batch.emitted >= 4).any()):  # the table ends with the image

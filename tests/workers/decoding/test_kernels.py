@@ -26,13 +26,13 @@ from search_spaces.schedules import Constant, Exponential
 from search_spaces.trial import Sampling
 from tests.fakes.tape import without_shortcuts
 from tests.workers.decoding.test_tree import random_parents
+from workers.data.grid import Grid
 from workers.decoding import kernels
 from workers.decoding.accept import Acceptor
 from workers.decoding.kernels import FusedRule, bits_by_numpy, random_bits
 from workers.decoding.rng import CounterRNG, Purpose, bits, image_keys
 from workers.decoding.state import Batch
 from workers.decoding.tree import DraftTree, fixed_shape, shape_from_parents
-from workers.models.target import Grid
 
 CODES, NODES, ROWS, BLOCK, CHUNK = 24, 11, 8, 16, 4
 GRID = Grid(4, 5)

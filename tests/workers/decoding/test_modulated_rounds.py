@@ -39,9 +39,9 @@ from tests.workers.decoding.test_accept_distribution import (
     tables,
 )
 from tests.workers.replay.test_outcomes import by_first
+from workers.data.grid import Grid
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
-from workers.models.target import Grid
 from workers.replay.outcomes import step_outcomes
 from workers.replay.recording import StepRecorder
 

@@ -20,6 +20,7 @@ from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes.toys import BASE, ROW_ENDS, toy_target
 from tests.oracles import tabular
 from tests.oracles.rows import PlainRows, image_probs, neighbour_target
+from workers.data.grid import Grid
 from workers.decoding.engine import Engine
 from workers.decoding.jacobi import JacobiWindow
 from workers.decoding.jacobi_rows import RowWindows
@@ -29,7 +30,7 @@ from workers.decoding.rows import RowsBatch, WavefrontRNG, wavefront_count
 from workers.decoding.state import Batch, Request
 from workers.decoding.statistics import Result
 from workers.decoding.tree import DraftTree
-from workers.models.target import Grid, Target
+from workers.models.target import Target
 
 ALARM = 1e-5
 ROWS, COLS = 4, 5

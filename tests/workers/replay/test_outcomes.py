@@ -39,7 +39,7 @@ from tests.workers.decoding.test_accept_distribution import (
     probs_after,
     tables,
 )  # fmt: skip
-from workers.models.target import Grid
+from workers.data.grid import Grid
 from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.recording import RecordedSteps, StepRecorder
 

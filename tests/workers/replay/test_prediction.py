@@ -10,13 +10,13 @@ import torch
 from search_spaces.params import ConfigError
 from search_spaces.trees import Chain
 from search_spaces.trial import DecodingConfig, Sampling
+from workers.data.grid import Grid
 from workers.decoding.build import build_tables
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.loading.models import Models
 from workers.loading.models_yaml import load_folder
 from workers.metrics.estimate import MetricUnavailable
-from workers.models.target import Grid
 from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.prediction import MEASURES, Prediction, predict
 from workers.replay.recording import StepRecorder
@@ -142,6 +142,15 @@ def predict_steps(
     emitted: list[float], excess: list[float], image: list[int], row: list[int]
 ) -> Prediction:
     return predict(outcomes_of(emitted, excess), torch.tensor(image), torch.tensor(row), 2)
+
+
+def test_rows_count_by_their_tokens() -> None:
+    """A row of 1 token at 1/1 pass a token, and one of 3 at 1/4: 4 tokens in 1.75 passes."""
+    found = predict(
+        outcomes_of([1, 4, 1, 4], [0, 0, 0, 0]), torch.tensor([0, 0, 1, 1]),
+        torch.tensor([0, 1, 0, 1]), 2, torch.tensor([1.0, 3.0]),
+    )  # fmt: skip
+    assert found.mean_accepted_length.value == pytest.approx(4 / 1.75)
 
 
 def test_every_row_of_the_image_counts_equally() -> None:

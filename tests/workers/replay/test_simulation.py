@@ -12,7 +12,7 @@ from search_spaces.schedules import Constant
 from search_spaces.trees import Adjacency, Dynamic, TreePolicy
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.oracles import tabular
-from workers.models.target import Grid
+from workers.data.grid import Grid
 from workers.replay.outcomes import StepOutcomes, step_outcomes
 from workers.replay.recording import RecordedSteps, StepRecorder
 from workers.replay.simulation import nearest_steps, simulate
