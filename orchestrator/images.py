@@ -34,7 +34,7 @@ class DrawnImage:
     caption: str
     sample: int  # its number among the images of the caption
     image: Image
-    tokens: Sequence[int]  # [rows * cols]
+    tokens: Sequence[int]  # [tokens], those of a preview first
     statistics: ImageStatistics  # accepted lengths, target passes, seconds
 
     def __repr__(self) -> str:
@@ -66,7 +66,7 @@ class ImageEngine:
         determine an image. The images have the target's own size.
 
         Raises:
-            ValueError: the model cannot read a caption.
+            ValueError: the model cannot read a caption, or decode images.
             DecodingError: a model computed numbers that are not finite.
         """
         texts = [captions] if isinstance(captions, str) else captions
@@ -78,8 +78,10 @@ class ImageEngine:
         """What the decoder generates for captions: `samples` images of each, in their order.
 
         Raises:
-            ValueError: the model cannot read a caption; all are checked before the first image.
+            ValueError: the model cannot read a caption, or decode images; all is checked before the
+                first image.
         """
+        self.decoder.target.require_images()
         self.decoder.target.check(captions)
         return [
             Request(index, text, sample)

@@ -48,7 +48,7 @@ from workers.decoding.token_check import TokenCheck
 from workers.decoding.token_checker import READ_TOGETHER, TokenChecker
 from workers.metrics.acceptance import AcceptanceCounts, acceptance_file
 from workers.metrics.costs import batch_passes
-from workers.metrics.definition import IMAGES, REFERENCE
+from workers.metrics.definition import IMAGES, REFERENCE, TOKENS
 from workers.metrics.estimate import BLOCKS, Estimate
 from workers.metrics.metric import ComputedMetric, MetricInputs, Rows
 from workers.metrics.registry import compute_metrics, select_metrics
@@ -241,7 +241,7 @@ def make_metrics(worker: LoadedSweep, task: MeasureTask) -> dict[str, Any]:
     metrics, unavailable = select_metrics(task.metrics, worker.available, worker.metrics)
     positions = {caption.id: position for position, caption in enumerate(worker.captions)}
     extractors = worker.extractors
-    with_tokens = any(IMAGES in metric.needs for metric in metrics)
+    with_tokens = any(not {IMAGES, TOKENS}.isdisjoint(metric.needs) for metric in metrics)
     shards = ShardReader(
         worker.storage, extractors.columns, tuple(extractors.scorers), positions, with_tokens
     )
@@ -379,15 +379,13 @@ def _write_acceptance(worker: LoadedSweep, table: pa.Table, digest: str) -> None
 
 
 def _plot_pictures(storage: Storage, table: pa.Table, target: Target, digest: str) -> list[str]:
-    """Write the grid of the first images and the heat map of accepted lengths; returns their
-    names.
+    """Write the grid of the first images, if the target can decode them, and the heat map of
+    accepted lengths; returns their names.
     """
 
     def decode(tokens: Sequence[Tensor]) -> list[Image.Image]:
         return to_pictures(target.decode(torch.stack(list(tokens)).to(target.device)))
 
-    parts = in_chunks(decode, tokens_of(table.slice(0, _GRID_IMAGES)).unbind(), _GRID_IMAGES)
-    pictures = [picture for part in parts for picture in part]
     lengths = table.column("emitted").to_pylist()
     passes = sum(map(len, lengths))
     emitted = sum(map(sum, lengths))
@@ -395,11 +393,11 @@ def _plot_pictures(storage: Storage, table: pa.Table, target: Target, digest: st
         f"accepted length of each cell's pass, {len(lengths)} images (mean over passes "
         f"{emitted / passes:.2f})"
     )
-    cells = accepted_by_cell(lengths, target.grid.rows, target.grid.cols)
-    files = {
-        f"pictures/{digest}.png": image_grid(pictures, _GRID_COLUMNS),
-        f"heatmaps/{digest}.png": heat_map(cells, title),
-    }
+    files = {f"heatmaps/{digest}.png": heat_map(accepted_by_cell(lengths, target.grid), title)}
+    if not target.no_images:
+        parts = in_chunks(decode, tokens_of(table.slice(0, _GRID_IMAGES)).unbind(), _GRID_IMAGES)
+        pictures = [picture for part in parts for picture in part]
+        files[f"pictures/{digest}.png"] = image_grid(pictures, _GRID_COLUMNS)
     for name, picture in files.items():
         storage.write(name, png(picture))
     return list(files)

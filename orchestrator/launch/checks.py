@@ -121,9 +121,13 @@ def _check_metric_names(inspection: Inspection) -> None:
 
 
 def _check_reference(inspection: Inspection) -> None:
-    """A reference that does not suit the extractor, if that takes the images at their size."""
+    """A reference that does not suit the extractor, if that takes the images at their size, and
+    there are images.
+    """
     sweep = inspection.request.sweep
     side = inspection.capabilities.image_size
+    if inspection.models.target.no_images:
+        return
     takes_images = inspection.extractors["features"].image_size in (None, side)
     if takes_images and sweep.reference.source != NO_REFERENCE:
         with in_section("reference"):
@@ -178,6 +182,7 @@ def _check_metrics(inspection: Inspection) -> None:
         weights=inspection.entry.metrics,
         reference=sweep.reference.source != NO_REFERENCE,
         registered=inspection.metrics,
+        no_images=inspection.models.target.no_images,
     )
     for path, name in sweep.named_metrics:
         if name in reasons:
@@ -370,6 +375,7 @@ def _check_files(inspection: Inspection) -> None:
         device=torch.device("meta"),
         weights=entry.metrics,
         metrics=sorted(sweep.requested_metrics) or None,
+        no_images=inspection.models.target.no_images,
     )
     facts = {
         "format": FORMAT,

@@ -1,8 +1,9 @@
-"""Tiny Janus and Emu3 checkpoints as `save_pretrained` writes them, tokenizer included."""
+"""Tiny Janus, Emu3 and GLM-Image checkpoints as `save_pretrained` writes them, tokenizer included."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
     Emu3Config,
     Emu3ForConditionalGeneration,
+    GlmImageConfig,
+    GlmImageForConditionalGeneration,
     JanusConfig,
     JanusForConditionalGeneration,
     PreTrainedTokenizerFast,
@@ -32,6 +35,19 @@ EMU3_NAMED = {
     "image_wrapper_token": "<|image token|>",
     "eof_token": "<|extra_201|>",
 }
+GLM_CODES = 40
+GLM_NAMED = {
+    "bos_token": f"<|dit_token_{GLM_CODES}|>",
+    "eos_token": f"<|dit_token_{GLM_CODES + 1}|>",
+    "pad_token": "<|endoftext|>",
+    "image_token": "<|image|>",
+    "grid_bos_token": "<sop>",
+    "grid_eos_token": "<eop>",
+}
+GLM_CHAT = (
+    "{% for message in messages %}{{ message['role'] }}: {% for part in message['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}{% endfor %}{% endfor %}"
+)
 TEXT = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 512,
@@ -121,15 +137,62 @@ def emu3(folder: Path) -> Any:
     return written(Emu3ForConditionalGeneration(config), folder)
 
 
-def write_tokenizer(folder: Path, named: dict[str, str], others: list[str]) -> dict[str, int]:
-    """A tokenizer of single words; gives its vocabulary."""
-    tokens = ["<unk>", *named.values(), *others, *WORDS]
+def glm_image(folder: Path) -> Any:
+    """Write one, the tokenizer in its folder `processor`; gives what transformers makes of it. The
+    codes are the first ids of the vocabulary, then the image's start and end.
+    """
+    codes = [f"<|dit_token_{code}|>" for code in range(GLM_CODES)]
+    vocabulary = write_tokenizer(
+        folder / "processor", GLM_NAMED, [], first=codes, chat_template=GLM_CHAT
+    )
+    start = vocabulary[GLM_NAMED["bos_token"]]
+    config = GlmImageConfig(
+        text_config={
+            **TEXT,
+            "vocab_size": len(vocabulary),
+            "vision_vocab_size": GLM_CODES + 4,
+            "pad_token_id": vocabulary[GLM_NAMED["pad_token"]],
+            "eos_token_id": start + 1,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 50.0,
+                "partial_rotary_factor": 0.75,
+                "mrope_section": [1, 1, 1],
+            },
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "num_heads": 2,
+            "intermediate_size": 16,
+            "image_size": 32,
+        },
+        vq_config={"embed_dim": 6, "num_embeddings": GLM_CODES, "latent_channels": 16},
+        image_start_token_id=start,
+        image_end_token_id=start + 1,
+        image_token_id=vocabulary[GLM_NAMED["image_token"]],
+    )
+    return written(GlmImageForConditionalGeneration(config), folder)
+
+
+def write_tokenizer(
+    folder: Path,
+    named: dict[str, str],
+    others: list[str],
+    *,
+    first: Sequence[str] = (),
+    chat_template: str | None = None,
+) -> dict[str, int]:
+    """A tokenizer of single words, whose ids begin with `first`; gives its vocabulary."""
+    beginning = [*first, *named.values(), "<unk>"] if first else ["<unk>", *named.values()]
+    tokens = [*beginning, *others, *WORDS]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d|\w+|[^\w\s]|\s+"), "isolated")
     kind: Any = PreTrainedTokenizerFast
     fast = kind(tokenizer_object=tokenizer, unk_token="<unk>", extra_special_tokens=named)
     fast.add_special_tokens({"additional_special_tokens": [*named.values(), *others]})
+    fast.chat_template = chat_template
     folder.mkdir(parents=True, exist_ok=True)
     fast.save_pretrained(folder)
     return vocabulary

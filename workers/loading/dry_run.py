@@ -272,7 +272,9 @@ def parameter_bytes(models: Models) -> int:
         for module in modules
         for tensor in (*module.parameters(), *module.buffers())
     }
-    return size_of(unique.values()) + int(getattr(models.target.conditioner, "encoder_bytes", 0))
+    text = int(getattr(models.target.conditioner, "encoder_bytes", 0))
+    pixels = int(getattr(models.target.codec, "decoder_bytes", 0))
+    return size_of(unique.values()) + text + pixels
 
 
 def footprint(models: Models, config: DecodingConfig, batch: int, pictures: int) -> Footprint:
@@ -359,7 +361,7 @@ def _measure_batch(
 
 def _measure_codec(target: Target, count: int) -> Meter:
     with torch.no_grad(), Meter() as meter:
-        if target.codec is not None:
+        if not target.no_images:
             tokens = torch.zeros(count, target.grid.tokens, dtype=torch.int64, device=target.device)
             # inference mode would hide the convolutions
             inspect.unwrap(type(target).decode)(target, tokens)

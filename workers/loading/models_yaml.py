@@ -315,6 +315,8 @@ def _load(entry: Entry, device: torch.device, dtype: torch.dtype) -> Models:
     except ValueError as error:
         place = f"{entry.where}: {entry.name}: " if entry.where else ""
         raise WeightsError(f"{place}{error}") from error
+    if target.no_images:
+        add_note(f"{entry.where}: {entry.name}: there are no images: {target.no_images}")
     return Models(target, drafters)
 
 

@@ -22,10 +22,13 @@ FEATURES: Final = "features"  # column of the sweep's feature extractor
 MANIFOLD: Final = "manifold"  # column that precision and recall read instead, where it exists
 ATTRIBUTES = "attributes"  # attributes of scenes, which the feature extractor reads
 IMAGES = "images"  # decoded from their tokens, with their captions
+TOKENS: Final = "tokens"  # column of the images' tokens, where a metric needs them
 SCORE_PREFIX = "score."  # prefix of columns with a score for each image
 # Inputs that need no neural network.
 COUNTS = frozenset({TIMINGS, "emitted", "passes", "depth", "caption_id", "sample"})
-_NO_FEATURES = COUNTS | {REFERENCE, BASELINE, CLASSIFIER, ATTRIBUTES, IMAGES}
+# Inputs that a target without pixels provides.
+OF_CODES = COUNTS | {TOKENS, BASELINE}
+_NO_FEATURES = OF_CODES | {REFERENCE, CLASSIFIER, ATTRIBUTES, IMAGES}
 # of the counts, what depends on how images were decoded
 _OF_WORK = COUNTS - {"caption_id", "sample"}
 _STORED: Mapping[str, Any] = {

@@ -17,14 +17,13 @@ from search_spaces.params import unknown_choice
 from workers.metrics import features
 from workers.metrics.definition import (
     ATTRIBUTES,
-    BASELINE,
     CLASSIFIER,
     FEATURES,
     IMAGES,
     MANIFOLD,
+    OF_CODES,
     REFERENCE,
     SCORE_PREFIX,
-    TIMINGS,
 )
 from workers.metrics.estimate import MetricUnavailable
 from workers.metrics.metric import METRICS, Classifier, ComputedMetric
@@ -68,6 +67,7 @@ class Extractors:
     by_role: Mapping[str, Extractor]
     scorers: Mapping[str, Scorer]  # by name
     unavailable: Mapping[str, str]  # why networks cannot be used with these images or captions
+    no_images: str = ""  # why the target cannot decode images (see `Target.no_images`)
 
     @classmethod
     def load(
@@ -79,8 +79,10 @@ class Extractors:
         device: torch.device,
         weights: Mapping[str, str] | None = None,
         metrics: Collection[str] | None = None,
+        no_images: str = "",
     ) -> Self:
-        """The networks that read a model's images: those of its folder, or the built-in ones.
+        """The networks that read a model's images: those of its folder, or the built-in ones; none
+        if it cannot decode images.
 
         Args:
             folder: folder of the model.
@@ -90,11 +92,14 @@ class Extractors:
             weights: the user's own files by key (inception, vgg, ...), used instead of ours.
             metrics: names of the requested metrics (None: all); scores that none of them needs are
                 not loaded.
+            no_images: why the model cannot decode images; "" if it can.
 
         Raises:
             WeightsError: a weight file is missing, damaged or of another model, or a key is
                 unknown.
         """
+        if no_images:
+            return cls({}, {}, dict.fromkeys((FEATURES, IMAGES), no_images), no_images)
         weights = check_keys(weights)
         unavailable = dict[str, str]()
         by_role = load_extractors(folder, weights, device)
@@ -154,14 +159,10 @@ class Extractors:
         """The inputs of metrics that a sweep with these networks provides. `reference` says whether
         the sweep has real images.
         """
-        counts = ("emitted", "passes", "depth")
-        inputs = {
-            *counts,
-            TIMINGS,
-            BASELINE,
-            IMAGES,
-            *(SCORE_PREFIX + name for name in self.scorers),
-        }
+        inputs = set(OF_CODES)
+        if self.no_images:
+            return inputs
+        inputs |= {IMAGES, *(SCORE_PREFIX + name for name in self.scorers)}
         inputs |= self.by_role.keys() | ({ATTRIBUTES} - self.unavailable.keys())
         if reference:
             inputs.add(REFERENCE)
@@ -266,6 +267,7 @@ def unavailable_metrics(
     weights: Mapping[str, str] | None,
     reference: bool,
     registered: Mapping[str, ComputedMetric] | None = None,
+    no_images: str = "",
 ) -> dict[str, str]:
     """For each metric that this model, its captions and its reference do not provide, the reason.
     No weights are read.
@@ -278,10 +280,15 @@ def unavailable_metrics(
         weights: the user's own files by key.
         reference: whether the sweep has real images.
         registered: the metrics that exist, by default all that are registered.
+        no_images: why the model cannot decode images; "" if it can.
 
     Raises:
         ValueError: no metric has that name; see also `Extractors.load`.
     """
+    registered = METRICS.all() if registered is None else registered
+    if no_images:
+        missing = select_metrics(names, OF_CODES, registered)[1]
+        return dict.fromkeys(missing, f"the target cannot decode images: {no_images}")
     with shapes_only():
         extractors = Extractors.load(
             folder,
@@ -301,7 +308,6 @@ def unavailable_metrics(
     for key, factory in EXTRACTORS.items():
         if factory.role == key and key not in extractors.by_role:
             reasons[key] = f"its weights are not given: set metrics.{key} ({factory.file})"
-    registered = METRICS.all() if registered is None else registered
     available = extractors.available(reference=reference and FEATURES in extractors.by_role)
     missing = select_metrics(names, available, registered)[1]
     for name, needs in missing.items():

@@ -27,11 +27,10 @@ from search_spaces.params import ConfigError, as_tuples, at, unknown_choice, unk
 from search_spaces.paths import local_path
 from search_spaces.sweep_sections import CLIP_FOLDER
 from workers.metrics.clip_files import folder_identity
-from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, IMAGES, REFERENCE
+from workers.metrics.definition import BASELINE, CLASSIFIER, FEATURES, IMAGES, REFERENCE, TOKENS
 from workers.metrics.estimate import Estimate, MetricUnavailable, block_sizes
 from workers.metrics.metric import (
     POSITION,
-    TOKENS,
     ComputedMetric,
     MetricInputs,
     ReferenceFeatures,

@@ -25,7 +25,6 @@ from workers.metrics.timings import PriceList
 T = TypeVar("T")
 KEYS = ("caption_id", "sample")
 POSITION = "position"  # column of the images: index of the caption in the sweep's list
-TOKENS = "tokens"  # column of the images, where a metric needs them decoded
 
 
 class Rows(Mapping[str, Tensor]):
@@ -126,7 +125,7 @@ class MetricInputs:
     # A row per image: caption_id, sample, `position` (of the caption in the sweep's list),
     # `features` [n, d], `score.<name>` [n], `emitted`, `passes` and `depth` (tokens after the
     # first, target passes, mean drafted depth); `manifold`, `dinov2` and so on [n, d] where such
-    # extractors are given; `tokens` where a metric needs IMAGES.
+    # extractors are given; `tokens` where a metric needs them or IMAGES.
     images: Rows = field(default_factory=lambda: Rows.merge([]))
     config: DecodingConfig = field(default_factory=DecodingConfig)  # config of the trial
     # The costs of settings from timing sessions.

@@ -68,12 +68,19 @@ class HFDecoder(Body):
             returns features after its final norm. Its input embedding is removed: take it before.
         codes: an embedding for each code of the image [V, D].
         head: features to logits over the codes.
+        places: the decoder's own position of each position that a pass may use: [positions], or
+            [positions, axes] if it rotates by several; None: the index in the token sequence.
     """
 
     places: Tensor
 
     def __init__(
-        self, config: TransformerConfig, decoder: PreTrainedModel, codes: Tensor, head: nn.Module
+        self,
+        config: TransformerConfig,
+        decoder: PreTrainedModel,
+        codes: Tensor,
+        head: nn.Module,
+        places: Tensor | None = None,
     ) -> None:
         super().__init__()
         if tuple(codes.shape) != (config.vocab_size, config.dim):
@@ -89,7 +96,9 @@ class HFDecoder(Body):
         )
         self.embed.weight = nn.Parameter(codes, requires_grad=False)
         self.head = head
-        self.register_buffer("places", line_places(config), persistent=False)
+        if places is None:
+            places = line_places(config)
+        self.register_buffer("places", places, persistent=False)
 
     def forward(
         self,
@@ -107,11 +116,10 @@ class HFDecoder(Body):
             else:
                 mask = torch.ones(length, cache.span or length, dtype=torch.bool, device=x.device)
             mask = mask[None, None]
-        places = self.places[positions.clamp(max=len(self.places) - 1)]
         out = self.decoder(
             inputs_embeds=x,
             attention_mask=mask.expand(len(x), -1, -1, -1),
-            position_ids=places.expand(len(x), -1),
+            position_ids=self._position_ids(positions, len(x)),
             past_key_values=None if cache is None else _EngineCache(cache),
             use_cache=cache is not None,
             output_hidden_states=bool(taps),
@@ -120,6 +128,15 @@ class HFDecoder(Body):
         if taps:
             return torch.cat([features, *(out.hidden_states[index] for index in taps)], dim=-1)
         return features
+
+    def _position_ids(self, positions: Tensor, rows: int) -> Tensor:
+        """The decoder's positions [rows, S] or [axes, rows, S], of `positions` [rows, S] or [S]."""
+        places = self.places[positions.clamp(max=len(self.places) - 1)]
+        if positions.dim() == 1:
+            places = places[None]
+        if self.places.dim() == 1:
+            return places.expand(rows, -1)
+        return places.movedim(-1, 0).expand(-1, rows, -1)
 
 
 class _EngineCache(Cache):
@@ -146,6 +163,7 @@ def decoder_config(
     rows: int,
     cols: int,
     row_ends: bool = False,
+    preview: tuple[int, ...] = (),
 ) -> TransformerConfig:
     """The config that engine and drafters need, from one of the library's with Llama's usual keys.
 
@@ -156,6 +174,7 @@ def decoder_config(
         rows: codes in a column of the image.
         cols: codes in a row of the image.
         row_ends: whether a fixed token follows every row.
+        preview: rows and columns of the image's preview, if it has one.
 
     Raises:
         ValueError: a key is missing, or attention does not cover all positions.
@@ -193,6 +212,7 @@ def decoder_config(
             rows=rows,
             cols=cols,
             row_ends=row_ends,
+            preview=preview,
         )
     except KeyError as error:
         raise ValueError(f"its config lacks {error}") from error

@@ -106,6 +106,7 @@ class LoadedSweep:
                 device=self.device,
                 weights=entry.metrics,
                 metrics=spec.metrics,
+                no_images=target.no_images,
             )
         self.notes = [*notes, *more]
         self.experiment = Experiment(
@@ -174,8 +175,11 @@ class LoadedSweep:
             return shape_only_models(self._entry, self._entry.dtype_on(self.device))
 
     def score(self, results: list[Result]) -> ImageScores:
-        """Features and scores of the results' images, in their order."""
-
+        """Features and scores of the results' images, in their order. No image is decoded if no
+        network reads it.
+        """
+        if not self.extractors.by_role and not self.extractors.scorers:
+            return ImageScores({}, {})
         fitted: list[int] = []
 
         def score(chunk: Sequence[Result]) -> ImageScores:

@@ -42,11 +42,13 @@ def measure_numerics(
     with torch.inference_mode():
         batch, _ = engine.open(queue)
         engine.step(batch)
-        tokens = torch.arange(target.grid.tokens, device=target.device) % target.vocab_size
-        image = target.decode(tokens[None])
-        features = [
-            extractor.extract(image).float().cpu() for extractor in extractors.by_role.values()
-        ]
+        features = []
+        if extractors.by_role:
+            tokens = torch.arange(target.grid.tokens, device=target.device) % target.vocab_size
+            image = target.decode(tokens[None])
+            features = [
+                extractor.extract(image).float().cpu() for extractor in extractors.by_role.values()
+            ]
     outputs = {"logits": logits, "features": features}
     digest = hashlib.sha256(
         b"".join(part.numpy().tobytes() for parts in outputs.values() for part in parts)

@@ -30,7 +30,8 @@ from workers.data.storage import Storage
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
 from workers.decoding.timer import PHASES
-from workers.metrics.metric import POSITION, TOKENS
+from workers.metrics.definition import TOKENS
+from workers.metrics.metric import POSITION
 from workers.metrics.timings import PriceList, read_session
 from workers.runtime.device import compute_facts
 
