@@ -69,6 +69,7 @@ class ImageEngine:
             ValueError: the model cannot read a caption, or decode images.
             DecodingError: a model computed numbers that are not finite.
         """
+        self.decoder.target.require_images()
         texts = [captions] if isinstance(captions, str) else captions
         requests = self.requests(texts, samples)
         images = {result.request: self.image_of(result) for result in self.decoder.run(requests)}
@@ -78,10 +79,8 @@ class ImageEngine:
         """What the decoder generates for captions: `samples` images of each, in their order.
 
         Raises:
-            ValueError: the model cannot read a caption, or decode images; all is checked before the
-                first image.
+            ValueError: the model cannot read a caption; all are checked before the first image.
         """
-        self.decoder.target.require_images()
         self.decoder.target.check(captions)
         return [
             Request(index, text, sample)

@@ -319,14 +319,7 @@ class DecodingConfig:
             raise ConfigError(
                 ("drafter",), f"the target has no {kind!r} drafter; it has {available}"
             )
-        if image_rows == 1:
-            self._check_one_row()
-        if has_preview and self.drafter.row_lag is not None:
-            problem = (
-                f"{kind!r} decodes several rows of one grid at once, but the target's images are a "
-                "preview and a grid; use another drafter"
-            )
-            raise ConfigError(("drafter",), problem)
+        self._check_rows(image_rows == 1, has_preview)
         if image_tokens is not None and depth > image_tokens:
             raise ConfigError(
                 ("tree",),
@@ -354,19 +347,28 @@ class DecodingConfig:
                     "lower it",
                 )
 
-    def _check_one_row(self) -> None:
-        """Raises ConfigError if images of one row cannot be decoded."""
+    def _check_rows(self, has_one: bool, has_preview: bool) -> None:
+        """Raises ConfigError if images of one row, or of two grids, cannot be decoded."""
         modulation = self.acceptance.modulation
-        if modulation.reads_row:
+        if has_one and modulation.reads_row:
             problem = (
                 f"{modulation.kind!r} goes from the first row to the last, but the target's images "
                 "have one; use another"
             )
             raise ConfigError(("acceptance", "modulation"), problem)
-        if self.drafter.row_lag is not None:
+        if self.drafter.row_lag is None:
+            return
+        kind = self.drafter.kind
+        if has_one:
             problem = (
-                f"{self.drafter.kind!r} decodes several rows at once, but the target's images have "
-                "one; use another drafter"
+                f"{kind!r} decodes several rows at once, but the target's images have one; use "
+                "another drafter"
+            )
+            raise ConfigError(("drafter",), problem)
+        if has_preview:
+            problem = (
+                f"{kind!r} decodes several rows of one grid at once, but the target's images are a "
+                "preview and a grid; use another drafter"
             )
             raise ConfigError(("drafter",), problem)
 

@@ -386,6 +386,11 @@ def _plot_pictures(storage: Storage, table: pa.Table, target: Target, digest: st
     def decode(tokens: Sequence[Tensor]) -> list[Image.Image]:
         return to_pictures(target.decode(torch.stack(list(tokens)).to(target.device)))
 
+    files = {}
+    if not target.no_images:
+        parts = in_chunks(decode, tokens_of(table.slice(0, _GRID_IMAGES)).unbind(), _GRID_IMAGES)
+        pictures = [picture for part in parts for picture in part]
+        files[f"pictures/{digest}.png"] = image_grid(pictures, _GRID_COLUMNS)
     lengths = table.column("emitted").to_pylist()
     passes = sum(map(len, lengths))
     emitted = sum(map(sum, lengths))
@@ -393,11 +398,7 @@ def _plot_pictures(storage: Storage, table: pa.Table, target: Target, digest: st
         f"accepted length of each cell's pass, {len(lengths)} images (mean over passes "
         f"{emitted / passes:.2f})"
     )
-    files = {f"heatmaps/{digest}.png": heat_map(accepted_by_cell(lengths, target.grid), title)}
-    if not target.no_images:
-        parts = in_chunks(decode, tokens_of(table.slice(0, _GRID_IMAGES)).unbind(), _GRID_IMAGES)
-        pictures = [picture for part in parts for picture in part]
-        files[f"pictures/{digest}.png"] = image_grid(pictures, _GRID_COLUMNS)
+    files[f"heatmaps/{digest}.png"] = heat_map(accepted_by_cell(lengths, target.grid), title)
     for name, picture in files.items():
         storage.write(name, png(picture))
     return list(files)

@@ -122,6 +122,7 @@ def _check(gallery: Gallery) -> TokenCheck:
 
 
 def _engine(models: Models, config: DecodingConfig, seed: int, batch: int) -> ImageEngine:
+    models.target.require_images()
     return ImageEngine(models.engine(config, seed=seed, batch_size=batch))
 
 

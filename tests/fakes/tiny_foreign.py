@@ -137,11 +137,11 @@ def emu3(folder: Path) -> Any:
     return written(Emu3ForConditionalGeneration(config), folder)
 
 
-def glm_image(folder: Path) -> Any:
-    """Write one, the tokenizer in its folder `processor`; gives what transformers makes of it. The
-    codes are the first ids of the vocabulary, then the image's start and end.
+def glm_image(folder: Path, count: int = GLM_CODES) -> Any:
+    """Write one of `count` codes, the tokenizer in its folder `processor`; gives what transformers
+    makes of it. The codes are the first ids of the vocabulary, then the image's start and end.
     """
-    codes = [f"<|dit_token_{code}|>" for code in range(GLM_CODES)]
+    codes = [f"<|dit_token_{code}|>" for code in range(count)]
     vocabulary = write_tokenizer(
         folder / "processor", GLM_NAMED, [], first=codes, chat_template=GLM_CHAT
     )
@@ -150,7 +150,7 @@ def glm_image(folder: Path) -> Any:
         text_config={
             **TEXT,
             "vocab_size": len(vocabulary),
-            "vision_vocab_size": GLM_CODES + 4,
+            "vision_vocab_size": count + 4,
             "pad_token_id": vocabulary[GLM_NAMED["pad_token"]],
             "eos_token_id": start + 1,
             "rope_parameters": {
@@ -167,7 +167,7 @@ def glm_image(folder: Path) -> Any:
             "intermediate_size": 16,
             "image_size": 32,
         },
-        vq_config={"embed_dim": 6, "num_embeddings": GLM_CODES, "latent_channels": 16},
+        vq_config={"embed_dim": 6, "num_embeddings": count, "latent_channels": 16},
         image_start_token_id=start,
         image_end_token_id=start + 1,
         image_token_id=vocabulary[GLM_NAMED["image_token"]],

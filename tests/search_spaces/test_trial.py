@@ -11,7 +11,7 @@ import yaml
 
 from search_spaces.acceptance import EXACT, RULES, AcceptanceRule
 from search_spaces.documents import read_document
-from search_spaces.drafters import Eagle, Independent, Jacobi, Medusa, NoDrafter, Vertical
+from search_spaces.drafters import Eagle, Independent, Jacobi, Medusa, NoDrafter, Rows, Vertical
 from search_spaces.neighbourhoods import Additive, Multiplicative, Neighbourhood
 from search_spaces.params import ConfigError
 from search_spaces.presets import ALIASES, CATALOGUE, PRESETS, preset
@@ -580,6 +580,9 @@ def test_refusals(mapping: dict[str, Any], message: str) -> None:
          "drafter: the target has no 'eagle' drafter; it has jacobi, jacobi_rows, medusa, none, rows"),
         (DecodingConfig(Vertical()), {"codebook_size": 64, "drafters": {"eagle": None}},
          "drafter: the target has no 'vertical' drafter; it has eagle, jacobi, jacobi_rows, none, rows"),
+        (DecodingConfig(Rows()), {"codebook_size": 64, "has_preview": True},
+         "drafter: 'rows' decodes several rows of one grid at once, but the target's images are a preview and a grid; "
+         "use another drafter"),
         (PRESETS["vanilla"].with_sampling(Sampling(top_k=65)), {"codebook_size": 64},
          "sampling.top_k: 65 tokens are more than the 64 codes of the codebook; lower it"),
     ],

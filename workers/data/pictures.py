@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from workers.data.grid import Grid
+
 if TYPE_CHECKING:
     from torch import Tensor
 

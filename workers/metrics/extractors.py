@@ -124,17 +124,8 @@ class Extractors:
                 unavailable[ATTRIBUTES] = str(reason)
         else:
             unavailable[ATTRIBUTES] = "the feature extractor reads no attributes of scenes"
-        needed = None if metrics is None else required_inputs(metrics)
-        scorers: dict[str, Scorer] = {}
-        for name, factory in SCORERS.all().items():
-            if needed is not None and SCORE_PREFIX + name not in needed:
-                unavailable[SCORE_PREFIX + name] = "no requested metric needs it"
-                continue
-            try:
-                scorers[name] = factory.load_for(context)
-            except MetricUnavailable as reason:
-                unavailable[SCORE_PREFIX + name] = str(reason)
-        return cls(by_role, scorers, unavailable)
+        scorers, without = _load_scorers(context, metrics)
+        return cls(by_role, scorers, unavailable | without)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -191,6 +182,26 @@ class Extractors:
                     inputs = extractor.extract(images)
             scores[name] = scorer.score(inputs, captions).float().cpu()
         return ImageScores(columns, scores)
+
+
+def _load_scorers(
+    context: ScoreContext, metrics: Collection[str] | None
+) -> tuple[dict[str, Scorer], dict[str, str]]:
+    """The scores that these metrics need (None: all), by name, and by column why others cannot be
+    used. Raises WeightsError (see `Extractors.load`).
+    """
+    needed = None if metrics is None else required_inputs(metrics)
+    scorers: dict[str, Scorer] = {}
+    unavailable: dict[str, str] = {}
+    for name, factory in SCORERS.all().items():
+        if needed is not None and SCORE_PREFIX + name not in needed:
+            unavailable[SCORE_PREFIX + name] = "no requested metric needs it"
+            continue
+        try:
+            scorers[name] = factory.load_for(context)
+        except MetricUnavailable as reason:
+            unavailable[SCORE_PREFIX + name] = str(reason)
+    return scorers, unavailable
 
 
 def check_keys(weights: Mapping[str, str] | None) -> dict[str, str]:

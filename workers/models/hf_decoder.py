@@ -9,7 +9,7 @@ for any other target.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -181,19 +181,7 @@ def decoder_config(
     """
     keys: dict[str, Any] = text.to_dict()
     rope = keys.get("rope_parameters") or {}
-    if keys.get("sliding_window") and keys.get("use_sliding_window", True):
-        raise ValueError(
-            f"its attention window has {keys['sliding_window']} positions; tree attention needs all"
-        )
-    if keys.get("attention_chunk_size") or set(keys.get("layer_types") or ()) - {"full_attention"}:
-        raise ValueError(
-            "some of its layers do not attend to all positions; tree attention needs all"
-        )
-    if rope.get("rope_type", "default") not in _STATIC_ROPES:
-        raise ValueError(
-            f"its rotations ({rope['rope_type']}) depend on the sequence length, which is not "
-            "supported"
-        )
+    _check_attention(keys, rope)
     try:
         dim = int(keys["hidden_size"])
         heads = int(keys["num_attention_heads"])
@@ -216,3 +204,20 @@ def decoder_config(
         )
     except KeyError as error:
         raise ValueError(f"its config lacks {error}") from error
+
+
+def _check_attention(keys: Mapping[str, Any], rope: Mapping[str, Any]) -> None:
+    """Raises ValueError unless attention covers all positions, by rotations that do not change."""
+    if keys.get("sliding_window") and keys.get("use_sliding_window", True):
+        raise ValueError(
+            f"its attention window has {keys['sliding_window']} positions; tree attention needs all"
+        )
+    if keys.get("attention_chunk_size") or set(keys.get("layer_types") or ()) - {"full_attention"}:
+        raise ValueError(
+            "some of its layers do not attend to all positions; tree attention needs all"
+        )
+    if rope.get("rope_type", "default") not in _STATIC_ROPES:
+        raise ValueError(
+            f"its rotations ({rope['rope_type']}) depend on the sequence length, which is not "
+            "supported"
+        )

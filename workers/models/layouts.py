@@ -60,6 +60,11 @@ _LAYOUTS = (
     ),
     Layout("Janus in the layout of transformers", (r"model\.generation_embeddings\.",)),
     Layout("Emu3 in the layout of transformers", (r"model\.text_model\.", r"model\.vqmodel\.")),
+    Layout(
+        "GLM-Image in the layout of transformers",
+        (r"model\.visual\.", r"model\.vqmodel\."),
+        "give it to the family glm_image",
+    ),
     Layout("an official LlamaGen transformer", (r"tok_embeddings\.weight",)),
     Layout("a LlamaGen transformer in Hugging Face naming", (r"model\.cls_embedding\.",)),
     Layout("a Chameleon model in Hugging Face naming", (r"model\.vqmodel\.",)),

@@ -253,8 +253,8 @@ class DrafterJob:
             )
         if self.kind == "vertical" and target.grid.preview:
             raise ValueError(
-                f"{target.name}: its images are a preview and a grid, and a vertical branch decodes "
-                "one grid; train another drafter"
+                f"{target.name}: its images are a preview and a grid, and a vertical branch "
+                "decodes one grid; train another drafter"
             )
 
     def run(

@@ -56,6 +56,8 @@ def images(subject: Subject) -> dict[str, Any]:
     """
     trials = subject.trials
     note = subject.note
+    if not any(map(_has_images, trials)):
+        return {"sheets": {}}
     alike = [trial for trial in trials if _captions(trial) == _captions(trials[0])]
     found = _comparable(alike, note)
     count = min((len(rows) for _, rows in found), default=0)
@@ -86,6 +88,18 @@ def images(subject: Subject) -> dict[str, Any]:
         "sheets": {name: uri for name, (_, _, uri) in sheets.items()},
         "from_tokens": from_tokens,
     }
+
+
+def _has_images(trial: PageTrial) -> bool:
+    """Whether the target could decode images. If not, no network has read them, and there is no
+    image grid.
+    """
+    storage = trial.sweep.storage
+    return bool(trial.sweep.identity.extractors) or storage.exists(_grid_name(trial))
+
+
+def _grid_name(trial: PageTrial) -> str:
+    return f"{files.IMAGE_GRIDS}/{trial.record.digest}.png"
 
 
 def _captions(trial: PageTrial) -> tuple[Any, Any]:
@@ -243,7 +257,7 @@ def _stored_tiles(trial: PageTrial) -> list[Image.Image]:
 
 def _stored_grid(trial: PageTrial) -> Image.Image | str | None:
     """The image grid that a trial wrote; None if it is missing, a sentence if it is damaged."""
-    name = f"{files.IMAGE_GRIDS}/{trial.record.digest}.png"
+    name = _grid_name(trial)
     storage = trial.sweep.storage
     if not trial.record.digest or not storage.exists(name):
         return None

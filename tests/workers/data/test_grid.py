@@ -32,7 +32,8 @@ def test_cells_are_those_of_two_grids_in_raster_order(grid: Grid) -> None:
     assert sum(grid.lines) == grid.tokens
     lines = grid.line(torch.arange(grid.tokens))
     assert lines.bincount().tolist() == list(grid.lines)
-    assert Grid(*grid.sizes[:2], grid.sizes[2:]) == grid
+    rows, cols, *preview = grid.sizes
+    assert Grid(rows, cols, tuple(preview)) == grid
 
 
 @pytest.mark.parametrize("grid", GRIDS)

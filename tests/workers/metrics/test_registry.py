@@ -18,6 +18,7 @@ from workers.metrics.definition import (
     FEATURES,
     REFERENCE,
     TIMINGS,
+    TOKENS,
 )
 from workers.metrics.estimate import BLOCKS, Estimate, MetricUnavailable, block_mean, ratio_estimate
 from workers.metrics.features import load_features
@@ -62,7 +63,7 @@ def test_every_metric_is_registered_with_its_description() -> None:
         "depth",
     }
     needed = {need for metric in METRICS.all().values() for need in metric.needs}
-    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, CLASSIFIER, ATTRIBUTES}
+    assert needed <= columns | {REFERENCE, BASELINE, TIMINGS, CLASSIFIER, ATTRIBUTES, TOKENS}
 
 
 def test_selection_by_available_inputs() -> None:

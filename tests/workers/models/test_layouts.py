@@ -136,6 +136,9 @@ META_OWN = zeros(
 )
 
 
+GLM = zeros(["model.visual.patch_embed.proj.weight", "model.vqmodel.quantize.embedding.weight"])
+
+
 @pytest.mark.parametrize(
     ("family", "write", "model_type", "kind", "fix"),
     [
@@ -174,8 +177,9 @@ def test_folders_for_the_authors_own_code_are_named(
     [
         (JANUS_OWN, "DeepSeek's own", "deepseek-community/Janus-Pro-7B"),
         (META_OWN, "Meta's own", "leloy/Anole-7b-v0.1-hf"),
+        (GLM, "GLM-Image in the layout of transformers", "glm_image"),
     ],
-    ids=["Janus", "Chameleon"],
+    ids=["Janus", "Chameleon", "GLM-Image"],
 )
 def test_tensors_of_the_authors_own_layout_are_named(
     family: str, state: dict[str, Tensor], kind: str, fix: str, tmp_path: Path

@@ -71,8 +71,8 @@ def sequence_places(prompt_len: int, grid: Grid) -> Tensor:
     start = torch.where(cells.in_preview, prompt_len, prompt_len + max(grid.preview))
     image = torch.stack([start, start + cells.row, start + cells.col], dim=1)
     end = prompt_len + max(grid.preview) + max(grid.rows, grid.cols)
-    lines = torch.cat([torch.arange(prompt_len), end + torch.arange(SPARE_POSITIONS)])
-    prompt, after = lines[:, None].expand(-1, 3).split([prompt_len, SPARE_POSITIONS])
+    prompt = torch.arange(prompt_len)[:, None].expand(-1, 3)
+    after = (end + torch.arange(SPARE_POSITIONS))[:, None].expand(-1, 3)
     return torch.cat([prompt, image, after])
 
 
@@ -263,6 +263,10 @@ class GlmImage(Family):
         whole = load_pretrained(
             folder, GlmImageForConditionalGeneration, dtype, keep="model.vqmodel."
         )
+        if self.processor is None and not (folder / "tokenizer.json").is_file():
+            raise WeightsError(
+                f"{folder}: has no tokenizer; give `processor`, the folder of that name next to it"
+            )
         tokenizer = HFTokenizer(self.processor or folder)
         _check_vocabulary(folder, whole.config, tokenizer)
         words = whole.model.language_model.get_input_embeddings()
