@@ -2,6 +2,7 @@
 passes alone.
 
     python -m benchmarks.overhead [--only chain eagle1 ...] [--images 4] [--codes 16384]
+        [--sampling '{"cfg": 3.0, "top_k": 1000}']
 
 Every forward pass of the target, its embedding and head, and of the drafter's networks is timed;
 the printed share is the rest, including the timing itself and the fixed cost of an image. The clock
@@ -15,6 +16,7 @@ exceeds its bound.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +28,7 @@ from torch import Tensor, nn
 from benchmarks.common import draw, engine_for, held_out_requests
 from benchmarks.random_models import with_codes
 from search_spaces.presets import PRESETS
-from search_spaces.trial import DecodingConfig
+from search_spaces.trial import DecodingConfig, Sampling
 from workers.decoding.engine import Engine
 from workers.decoding.sampling import guided_logits
 from workers.drafters.eagle import EagleDrafter
@@ -123,12 +125,17 @@ def networks(models: Models, config: DecodingConfig) -> list[nn.Module]:
 
 
 def share_outside(
-    models: Models, config: DecodingConfig, images: int, repetitions: int
+    models: Models,
+    config: DecodingConfig,
+    sampling: Sampling | None,
+    images: int,
+    repetitions: int,
 ) -> tuple[float, float, float]:
     """(median share of CPU time outside forwards, ms per round, microseconds outside per round) at
     batch 1.
     """
-    engine, requests = engine_for(models, config, batch=1), held_out_requests(models, images)
+    engine = engine_for(models, config, batch=1, sampling=sampling)
+    requests = held_out_requests(models, images)
     draw(engine, requests[:1])
     rows = []
     for _ in range(repetitions):
@@ -169,11 +176,14 @@ def bare_loop(engine: Engine, models: Models) -> float:
     return time.thread_time() - begin
 
 
-def vanilla_against_bare_loop(models: Models, repetitions: int) -> tuple[float, float, float]:
+def vanilla_against_bare_loop(
+    models: Models, sampling: Sampling | None, repetitions: int
+) -> tuple[float, float, float]:
     """Median, least and largest ratio of vanilla's CPU seconds per image to the bare loop's, run in
     turn.
     """
-    engine, requests = engine_for(models, DecodingConfig(), batch=1), held_out_requests(models, 1)
+    engine = engine_for(models, DecodingConfig(), batch=1, sampling=sampling)
+    requests = held_out_requests(models, 1)
     draw(engine, requests), bare_loop(engine, models)
     ratios = [
         draw(engine, requests).seconds / bare_loop(engine, models) for _ in range(repetitions)
@@ -196,9 +206,11 @@ def main() -> None:
     parser.add_argument(
         "--codes", type=int, help="a multiple of 1024; default: the built-in model's own"
     )
+    parser.add_argument("--sampling", type=json.loads, help="as JSON; default: the model's own")
     args = parser.parse_args()
+    sampling = None if args.sampling is None else Sampling(**args.sampling)
     models = load_folder() if args.codes is None else with_codes(load_folder(), args.codes)
-    median, low, high = vanilla_against_bare_loop(models, 3 * args.repetitions)
+    median, low, high = vanilla_against_bare_loop(models, sampling, 3 * args.repetitions)
     passed = [median <= RATIO]
     print(
         f"vanilla / bare loop of its forwards: {median:.3f} ({low:.3f}-{high:.3f}), "
@@ -213,7 +225,7 @@ def main() -> None:
         if CASES[name].drafter.kind not in ("none", "jacobi", *models.drafters):
             continue
         share, per_round, outside = share_outside(
-            models, CASES[name], args.images, args.repetitions
+            models, CASES[name], sampling, args.images, args.repetitions
         )
         passed.append(share <= SHARE)
         print(

@@ -3,12 +3,13 @@ turn.
 
     git worktree add ../before 40e73d0
     python -m benchmarks.side_by_side ../before [--only lantern eagle2] [--batches 1 8 32]
-        [--pairs 5]
+        [--pairs 5] [--bfloat16]
 
 Each engine has a process of its own, with one thread. Both draw the same captions with the same
 seed, and begin in turn. Per preset and batch: the median ratio of CPU seconds, the other's over
 this one's (above 1: this one is quicker), its range, and whether the tokens are equal. CPU seconds
-suffer less from other work than wall clock.
+suffer less from other work than wall clock. The built-in weights are numbers of float16; with
+--bfloat16 they get a little noise and are rounded to bfloat16, as those of many checkpoints are.
 """
 
 from __future__ import annotations
@@ -40,14 +41,16 @@ WORDS = [
 class Checkout:
     """A process that draws with the engine of a checkout."""
 
-    def __init__(self, folder: Path, codes: int | None, sampling: dict[str, float]) -> None:
+    def __init__(
+        self, folder: Path, codes: int | None, sampling: dict[str, float], bfloat16: bool
+    ) -> None:
         self.folder = folder
         environment = os.environ | {
             "PYTHONPATH": str(folder),
             "OMP_NUM_THREADS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        command = [sys.executable, str(HERE), "--draw", json.dumps([codes, sampling])]
+        command = [sys.executable, str(HERE), "--draw", json.dumps([codes, sampling, bfloat16])]
         self._process = subprocess.Popen(
             command,
             cwd=folder,
@@ -73,7 +76,7 @@ class Checkout:
         self._process.communicate()
 
 
-def serve(codes: int | None, sampling: dict[str, Any]) -> None:
+def serve(codes: int | None, sampling: dict[str, Any], bfloat16: bool) -> None:
     """Draw what each line of standard input asks for. Some names differ between checkouts."""
     import torch
 
@@ -86,6 +89,8 @@ def serve(codes: int | None, sampling: dict[str, Any]) -> None:
     target, drafters = loaded()
     if codes is not None:
         drafters = {"eagle": enlarge(target, drafters["eagle"], codes)}
+    if bfloat16:
+        round_to_bfloat16([target, *drafters.values()])
     request = getattr(state, "Request", None) or state.Job  # type: ignore[attr-defined]
     engines: dict[str, Engine] = {}
     for line in sys.stdin:
@@ -135,6 +140,25 @@ def enlarge(target: Target, eagle: Drafter, codes: int) -> Drafter:
     return drafter
 
 
+def round_to_bfloat16(models: list[Any]) -> None:
+    """Give the matrices of a target and of its drafters a little noise, and round them."""
+    import torch
+    from torch import nn
+
+    modules = [part for model in models for part in (model, *vars(model).values())]
+    weights = {
+        id(weight): weight.data
+        for module in modules
+        if isinstance(module, nn.Module)
+        for weight in module.parameters()
+        if weight.dim() == 2
+    }
+    generator = torch.Generator().manual_seed(1)
+    for weight in weights.values():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.copy_((weight + 1e-3 * weight.std() * noise).bfloat16())
+
+
 def compare(
     old: Checkout, new: Checkout, preset: str, batch: int, images: int, pairs: int
 ) -> tuple[list[float], bool]:
@@ -166,6 +190,7 @@ def main() -> None:
         "--sampling", type=json.loads, default={}, help="as JSON; default: the model's own"
     )
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--bfloat16", action="store_true", help="weights of bfloat16")
     options = parser.parse_args()
     from search_spaces.presets import CATALOGUE
 
@@ -175,7 +200,7 @@ def main() -> None:
             name: kind for name, kind in served.items() if kind in ("eagle", "none", "jacobi")
         }
     old, new = (
-        Checkout(folder, options.codes, options.sampling)
+        Checkout(folder, options.codes, options.sampling, options.bfloat16)
         for folder in (options.other, HERE.parents[1])
     )
     print("| preset | batch | ratio of CPU seconds | range | equal tokens |\n|---|---|---|---|---|")

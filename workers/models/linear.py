@@ -2,16 +2,23 @@
 
 A pass of a few rows reads every weight once, and on a CPU its time is that of reading: MKL's
 product of two rows takes five times as long as reading the weights once. FBGEMM's kernel reads
-weights that were packed for it in float16 and computes in float32. The weights of this project's
-own files are stored in float16, so their packed copy has the same values, and products differ in
-the order of summation only. A row's product is the same in every batch.
+weights that were packed for it in float16 and computes in float32. The packed copy has the same
+values, so products differ in the order of summation only. A row's product is the same in every
+batch.
+
+The weights of this project's own files are stored in float16. Those of bfloat16 have fewer digits
+but a wider range: a few are too small for float16. Their copy is of the weight times a power of
+two, and x is divided by it. Both are exact, with one exception: an x that becomes subnormal, below
+2^-126 times the power, is rounded, which changes its products by 2^-134 at most. Neither the sums
+nor the bias see the power, so none overflows because of it.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +27,14 @@ from torch import Tensor, nn
 # Most weights that a matrix may have to get a packed copy: else a large model's memory would grow
 # by half.
 MAX_PACKED = 2**22
+_MAX_EXPONENT = 126  # of the power of two; its inverse is a normal number
 
+
+class PackedWeight(NamedTuple):
+    """A weight that was multiplied by a power of two and packed."""
+
+    values: Tensor
+    factor: float  # the inverse of the power, by which x is multiplied
 
 def is_eager_on_cpu(x: Tensor) -> bool:
     """Whether a layer may compute its output of x by code for passes in float32 on a CPU that has
@@ -36,11 +50,12 @@ class PackedLinear(nn.Linear):
     CPU.
 
     The copy is made in the first such pass, and again when the weight has changed. There is none
-    where float16 cannot hold the weight's values, where the matrix has more than `MAX_PACKED` of
-    them, and on processors without FBGEMM.
+    where float16 cannot hold the weight's values, neither as they are nor all multiplied by one
+    power of two, where the matrix has more than `MAX_PACKED` of them, and on processors without
+    FBGEMM.
     """
 
-    _packed: Tensor | None = None
+    _packed: PackedWeight | None = None
     _packed_from: tuple[Tensor | None, int] = (None, 0)  # the weight, and its version
 
     def forward(self, x: Tensor) -> Tensor:
@@ -49,8 +64,11 @@ class PackedLinear(nn.Linear):
             source, version = self._packed_from
             if source is not weight or weight._version != version:
                 self._pack(weight)
-            if self._packed is not None and x.dim() > 1:
-                return torch.fbgemm_linear_fp16_weight_fp32_activation(x, self._packed, self.bias)
+            packed = self._packed
+            if packed is not None and x.dim() > 1:
+                if packed.factor != 1:
+                    x = x * packed.factor
+                return torch.fbgemm_linear_fp16_weight_fp32_activation(x, packed.values, self.bias)
         return F.linear(x, weight, self.bias)
 
     def _pack(self, weight: Tensor) -> None:
@@ -69,19 +87,36 @@ class PackedLinear(nn.Linear):
         return {**self.__dict__, "_packed": None, "_packed_from": (None, 0)}
 
 
-def pack(weight: Tensor) -> Tensor | None:
-    """The packed copy of a weight [out, in]; None if there is none."""
+def pack(weight: Tensor) -> PackedWeight | None:
+    """The packed copy of a weight [out, in]; None if there is none.
+
+    The power of two is 1 if float16 holds the weight's values, and else the largest one with which
+    it holds the largest of them. Values above float16's range get none: x times the power's inverse
+    could overflow.
+    """
     values = weight.detach()
     if (
-        values.numel() > MAX_PACKED
+        not 0 < values.numel() <= MAX_PACKED
         or not values.is_cpu
         or values.dtype is not torch.float32
         or not _has_kernel()
     ):
         return None
-    if torch.equal(values.half().float(), values):
-        return torch.fbgemm_pack_gemm_matrix_fp16(values)
-    return None
+    largest = float(values.abs().max())
+    if not math.isfinite(largest):
+        return None
+    exponent = 0
+    if not _is_float16(values):
+        exponent = min(16 - math.frexp(largest)[1], _MAX_EXPONENT)
+        values = values * 2.0**exponent
+        if exponent < 0 or not _is_float16(values):
+            return None
+    return PackedWeight(torch.fbgemm_pack_gemm_matrix_fp16(values), 2.0**-exponent)
+
+
+def _is_float16(values: Tensor) -> bool:
+    """Whether float16 holds these finite numbers."""
+    return torch.equal(values.half().float(), values)
 
 
 @cache
