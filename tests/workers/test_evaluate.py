@@ -328,7 +328,11 @@ def test_accepted_drafts_are_counted_by_group_of_captions(
         for place, caption in enumerate(evaluator.captions)
     ]
     monkeypatch.setattr(evaluator, "captions", captions)
-    evaluator.make(MeasureTask(CONFIG, names(evaluator, shards), (), (), ("target_passes",)))
+    evaluator.make(
+        MeasureTask(
+            CONFIG, names(evaluator, shards), (), (), ("target_passes", "mean_accepted_length")
+        )
+    )
     file = acceptance_file(CONFIG.digest())
     found = {
         (row["group"], row["block"], row["drafts"]): (row["tested"], row["accepted"])

@@ -52,7 +52,8 @@ def attend(
         )
     else:  # the heads of a group, which share keys, as more queries of one head
         q = q.reshape(rows, kv_heads, -1, width)
-        mask = mask.repeat(1, 1, heads // kv_heads, 1)
+        columns = mask.shape[3]
+        mask = _widened(mask, aligned(columns)).repeat(1, 1, heads // kv_heads, 1)[..., :columns]
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).view(
             rows, heads, queries, width
         )
@@ -60,7 +61,7 @@ def attend(
 
 
 def _widened(x: Tensor, width: int) -> Tensor:
-    """x [..., C] with zeros in the channels from C to `width`."""
+    """x [..., C] with zeros from C to `width`."""
     missing = width - x.shape[3]
     if not missing:
         return x

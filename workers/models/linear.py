@@ -36,6 +36,7 @@ class PackedWeight(NamedTuple):
     values: Tensor
     factor: float  # the inverse of the power, by which x is multiplied
 
+
 def is_eager_on_cpu(x: Tensor) -> bool:
     """Whether a layer may compute its output of x by code for passes in float32 on a CPU that has
     no gradients, and no mixed precision.
