@@ -131,8 +131,8 @@ class InverseQuantiser(nn.Module):
 
 
 class Upsampling(nn.Module):
-    """[B, 4, T, h, w] to frames [B, 3, T, 16 h, 16 w] in [-1, 1]. A constant names the device, as
-    in the published decoder.
+    """[B, 4, T, h, w] to frames [B, 3, T, 16 h, 16 w] in [-1, 1]. Equal constants name the device,
+    as in the published decoder.
     """
 
     def __init__(self, patch: int) -> None:
@@ -144,7 +144,8 @@ class Upsampling(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = torch.nn.functional.silu(self.conv_in(x))
         x = x.repeat_interleave(self.patch, 3).repeat_interleave(self.patch, 4)
-        return (self.conv_out(x) * torch.tensor(2.0).to(x.device, x.dtype)).tanh()
+        x = self.conv_out(x * torch.tensor(2.0).to(x.device, x.dtype))
+        return (x * torch.tensor(2.0).to(x.device, x.dtype)).tanh()
 
 
 def decoder_module(

@@ -88,7 +88,7 @@ def test_a_plan_counts_the_published_decoder() -> None:
     with torch.no_grad(), Meter() as meter:
         images = codec.decode_ids(ids)
     assert images.shape == (2, 3, 1024, 1024)
-    assert 0.43e9 < meter.peak < 0.46e9, "one image at a time"
+    assert 0.26e9 < meter.peak < 0.3e9, "one image at a time"
 
 
 def named(decoder: Path, module: torch.nn.Module, device: torch.device) -> str:
