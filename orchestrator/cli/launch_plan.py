@@ -56,8 +56,9 @@ def _earlier(inspection: Inspection) -> Iterator[tuple[str, str]]:
     facts = {"captions": captions} if inspection.identity is None else None
     for text in earlier.describe(inspection.sweep, captions, facts):
         yield "from", text
-    fronts = f"{counted(len(earlier.front), 'trial')} of their fronts"
-    yield "", f"{fronts}, first: the budgets of trials and images are larger by them"
+    if earlier.front:
+        fronts = f"{counted(len(earlier.front), 'trial')} of their fronts"
+        yield "", f"{fronts}, first: the budgets of trials and images are larger by them"
     if facts is not None:
         yield "duration", _duration(earlier, inspection.sweep, captions)
 

@@ -34,7 +34,7 @@ class RunningTrial:
 
 
 @dataclass(slots=True)
-class Work:
+class _Work:
     """What the shards of some trials took in a launch."""
 
     images: int = 0
@@ -54,8 +54,8 @@ class Pace:
 
     given: float = 0.0  # share of the budget that the launch found done, or copied
     # without the timing sessions that are its, which are those of all settings of `enqueue`
-    vanilla: Work = field(default_factory=Work)
-    others: Work = field(default_factory=Work)
+    vanilla: _Work = field(default_factory=_Work)
+    others: _Work = field(default_factory=_Work)
     costs: list[float] = field(default_factory=list)  # seconds of each finished one of the others
     # when the first shard was begun, or what is prepared before was done; the others are since then
     began: float | None = None

@@ -7,8 +7,9 @@ import { formatMeasured, formatNumber, formatTick } from "../assets/format.js";
 const TERMS =
   "More hypervolume: of the first front, with the error of the difference; trials on equal captions are paired. " +
   "Epsilon: how much the first front must improve to match the second everywhere, in units of the fronts' range; " +
-  "0 or less: it already does. Reverse epsilon: how much the second must, to match the first. Covers: the share of " +
-  "the second front that the first equals or dominates. Is covered: the share of the first that the second does.";
+  "0 or less: it already does. Reverse epsilon: how much the second must, to match the first. " +
+  "Covers: the share of the second front that the first equals or dominates. " +
+  "Is covered: the share of the first that the second does.";
 
 export function draw(host, { metrics, reference, sizes, hypervolumes, hypervolume_errors: errors, pairs, notes }) {
   const corner = metrics.map((name, i) => `${metricTitle(name)} ${formatTick(reference[i])}`).join(", "),

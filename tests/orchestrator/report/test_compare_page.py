@@ -59,6 +59,21 @@ def test_the_page_has_what_the_command_prints(tmp_path: Path) -> None:
     assert found["metrics"] == ["speedup", "fid"]
 
 
+def test_notes_are_sentences(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        given = {"source": name, "count": 5, "hash": name}
+        write_drawn_sweep(tmp_path / name, captions(5), trials=4, name=name, captions=given)
+    words = [str(tmp_path / "first"), str(tmp_path / "second"), "--x=speedup"]
+    words.append("--y=step_compression")
+    out = tmp_path / "both.html"
+    assert specfrontier("compare", *words, "--html", "--out", str(out)).code == 0
+    data = json.loads(Elements(out.read_text("utf-8")).scripts[0])
+    printed = specfrontier("compare", *words, "--json").json["warnings"]
+    assert printed, "the captions differ"
+    notes = data["sections"]["comparison"]["data"]["notes"]
+    assert notes == [f"{text}." for text in printed]
+
+
 def test_the_objectives_are_chosen(tmp_path: Path) -> None:
     data, _ = compared(tmp_path, "--x", "step_compression", "--y", "drift")
     assert (data["axes"]["x"], data["axes"]["y"]) == ("step_compression", "drift")
