@@ -36,8 +36,8 @@ def _engine(clocks: Clocks, seconds: float) -> Engine:
     def run(requests: Sequence[Request]) -> list[Result]:
         clocks.waited += _WAIT_S
         clocks.cpu += seconds
-        counts = torch.tensor([1])
-        statistics = ImageStatistics(*[counts] * 6, dict.fromkeys(PHASES, 0.0))
+        counts = (torch.tensor([1]),) * 6
+        statistics = ImageStatistics(*counts, dict.fromkeys(PHASES, 0.0))
         return [Result(request, torch.zeros(2), statistics) for request in requests]
 
     return cast(Engine, SimpleNamespace(device=torch.device("cpu"), batch_size=1, run=run))

@@ -105,6 +105,9 @@ def _written(model: Any, folder: Path, gain: float) -> Any:
 class Quantiser(nn.Module):
     """Ids [B, T, h, w] to points of the lattice [B, 6, T, h, w]."""
 
+    _levels: Tensor
+    _basis: Tensor
+
     def __init__(self, levels: tuple[int, ...], dtype: torch.dtype) -> None:
         super().__init__()
         self.register_buffer("_levels", torch.tensor(levels, dtype=torch.int32), persistent=False)
@@ -113,9 +116,9 @@ class Quantiser(nn.Module):
         self.dtype = dtype
 
     def forward(self, ids: Tensor) -> Tensor:
-        levels: Any = self._levels
+        levels, basis = self._levels, self._basis
         half = levels // 2
-        points = ((ids[..., None] // self._basis) % levels - half) / half
+        points = ((ids[..., None] // basis) % levels - half) / half
         return points.movedim(-1, 1).to(self.dtype)
 
 
@@ -169,5 +172,5 @@ def write_decoder(path: Path, module: nn.Module | None = None) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # tracing is deprecated
         ids = torch.zeros(1, 1, 4, 4, dtype=torch.int64)
-        traced: Any = torch.jit.trace(decoder_module() if module is None else module, ids)
+        traced: Any = torch.jit.trace(decoder_module() if module is None else module, ids)  # type: ignore[no-untyped-call]
         traced.save(str(path))

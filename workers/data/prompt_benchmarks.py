@@ -18,8 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from search_spaces.documents import parse_json
-from workers.data.captions import Caption, caption_in_one_line, captions_in_order
-from workers.data.text_files import collect_errors, read_lines, read_table
+from workers.data.captions import Caption, captions_in_order
+from workers.data.text_files import (
+    caption_in_one_line,
+    collect_errors,
+    read_lines,
+    read_table,
+)
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -56,8 +56,10 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     glm_image(folder, CODES)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(family, "_PREVIEW_SIDE", 1)
-        keys = {"width": 64, "height": 64, "prompt_tokens": 20}
-        made = family.GlmImage(str(folder), processor=str(folder / "processor"), **keys)
+        processor = str(folder / "processor")
+        made = family.GlmImage(
+            str(folder), processor=processor, width=64, height=64, prompt_tokens=20
+        )
         target = made.load(torch.device("cpu"), torch.float32)
     assert target.grid == Grid(2, 2, (1, 1))
     with torch.inference_mode():

@@ -35,7 +35,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_lattice_is_what_the_decoder_reads() -> None:
     points = lattice(LEVELS)
     assert len(points) == CODES == 64_000
-    assert len(points.unique(dim=0)) == CODES
+    assert len(torch.unique(points, dim=0)) == CODES
     assert torch.equal(points[[0, 1, 8, -1]] * 4 + 4, torch.tensor([
         [0.0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [7, 7, 7, 8, 8, 8],
     ]))  # fmt: skip

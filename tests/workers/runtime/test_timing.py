@@ -34,9 +34,10 @@ class Clock:
             self.now += seconds * len(requests)
             self.generated.append((name, requests[0].caption_id))
             passes = torch.tensor([2, 4])
+            counts = (passes,) * 6
             times = dict.fromkeys(PHASES, 0.0) | {"prefill": 0.25 / len(requests)}
             return [
-                Result(request, torch.zeros(7), ImageStatistics(*[passes] * 6, times))
+                Result(request, torch.zeros(7), ImageStatistics(*counts, times))
                 for request in requests
             ]
 

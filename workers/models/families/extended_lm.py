@@ -124,7 +124,7 @@ class ExtendedLM(Family):
         head.weight = nn.Parameter(whole.lm_head.weight.detach()[words:].clone())
         body = HFDecoder(config, decoder, embeds[words:], head)
         conditioner = TokenPrompts(
-            nn.Embedding.from_pretrained(embeds[:words]),
+            nn.Embedding.from_pretrained(embeds[:words]),  # type: ignore[no-untyped-call]
             self.prompt_tokens,
             lambda caption: encode(self.prefix + caption + self.suffix),
             encode(self.null),
