@@ -102,7 +102,7 @@ def _written(model: Any, folder: Path, gain: float) -> Any:
     return model
 
 
-class Quantiser(nn.Module):
+class Quantizer(nn.Module):
     """Ids [B, T, h, w] to points of the lattice [B, 6, T, h, w]."""
 
     _levels: Tensor
@@ -122,12 +122,12 @@ class Quantiser(nn.Module):
         return points.movedim(-1, 1).to(self.dtype)
 
 
-class InverseQuantiser(nn.Module):
+class InverseQuantizer(nn.Module):
     """Its program names the device, as programs of GPUs do."""
 
-    def __init__(self, quantiser: Quantiser) -> None:
+    def __init__(self, quantizer: Quantizer) -> None:
         super().__init__()
-        self.quantizer = quantiser
+        self.quantizer = quantizer
 
     def forward(self, ids: Tensor) -> Tensor:
         return torch.as_tensor(self.quantizer(ids))
@@ -159,7 +159,7 @@ def decoder_module(
         torch.manual_seed(9)
         module = nn.Sequential(
             OrderedDict(
-                inv_quant=InverseQuantiser(Quantiser(levels, dtype)),
+                inv_quant=InverseQuantizer(Quantizer(levels, dtype)),
                 post_quant_conv=nn.Conv3d(len(levels), 4, 1),
                 decoder=Upsampling(patch),
             )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.fakes.tiny_extended import LEVELS, Quantiser, decoder_module, write_decoder
+from tests.fakes.tiny_extended import LEVELS, Quantizer, decoder_module, write_decoder
 from workers.loading.dry_run import Meter
 from workers.models.checkpoint_files import WeightsError
 from workers.models.families.simplear import (
@@ -39,7 +39,7 @@ def test_the_lattice_is_what_the_decoder_reads() -> None:
     assert torch.equal(points[[0, 1, 8, -1]] * 4 + 4, torch.tensor([
         [0.0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0], [0, 1, 0, 0, 0, 0], [7, 7, 7, 8, 8, 8],
     ]))  # fmt: skip
-    read = Quantiser(LEVELS, torch.float32)(torch.arange(CODES).view(1, 1, 1, CODES))
+    read = Quantizer(LEVELS, torch.float32)(torch.arange(CODES).view(1, 1, 1, CODES))
     torch.testing.assert_close(points, read[0, :, 0, 0].T)
     # neighbours of a code differ by one step of one level
     distances = (points - points[20_000]).norm(dim=1)
@@ -110,3 +110,7 @@ def test_another_codecs_decoder_is_refused_by_file_and_key(
     assert "[8, 8, 8, 6, 5], not [8, 8, 8, 5, 5, 5]" in levels
     assert "[1, 3, 16, 16], not [1, 3, 32, 32]" in named(decoder, decoder_module(patch=8), device)
     assert "cannot decode" in named(decoder, torch.nn.Flatten(0), device)
+    path = decoder.with_name("weights.jit")
+    torch.save(decoder_module().state_dict(), path)
+    with pytest.raises(WeightsError, match=r"not a TorchScript module.*`vq` needs"):
+        load_decoder(path, device)

@@ -80,7 +80,10 @@ def load_decoder(file: Path, device: torch.device) -> CosmosDecoder:
     Raises:
         WeightsError: the file is damaged, or not this codec's decoder.
     """
-    program = load_torchscript(file, device)
+    try:
+        program = load_torchscript(file, device)
+    except WeightsError as error:
+        raise WeightsError(f"{error} (`vq` needs the {DECODER} of {COSMOS})") from error
     problem = ""
     for name, value in program.named_buffers():
         if name.rpartition(".")[2] == "_levels" and tuple(value.tolist()) != LEVELS:
