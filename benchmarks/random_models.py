@@ -38,7 +38,9 @@ from workers.models.weights import skip_init
 NAMES = tuple(
     name for name, entry in published_entries().items() if entry.family.kind != "glm_image"
 )
-TINY: dict[str, Any] = {"dim": 64, "n_layers": 2, "n_heads": 2, "ffn_dim": 128, "vocab_size": 2048}
+TINY: dict[str, Any] = {
+    "dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": None, "head_dim": None, "ffn_dim": 128, "vocab_size": 2048,
+}  # fmt: skip
 
 Module = TypeVar("Module", bound=nn.Module)
 

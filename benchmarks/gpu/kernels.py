@@ -25,6 +25,7 @@ from torch.nn.functional import pad
 from benchmarks.gpu.clock import seconds_of
 from benchmarks.gpu.record import Case, Row, Setup
 from search_spaces.acceptance import AcceptanceRule
+from search_spaces.modulations import NO_MODULATION
 from search_spaces.neighbourhoods import Additive, NeighbourTables
 from search_spaces.presets import CATALOGUE
 from search_spaces.schedules import Constant
@@ -83,10 +84,13 @@ class Inputs:
             [tree.shape.children, tests.tokens, tests.eligible],
             self.acceptor.tables.neighbours,
         )
+        probs = self.logits.softmax(-1)
         chances = [tests.uniforms, tests.omegas]
+        if self.acceptor.rule.modulation != NO_MODULATION:
+            chances = [tests.uniforms, *self.acceptor._relaxation_of_slots(tree, tests, probs)]
         return partial(
             accept_tree,
-            self.logits.softmax(-1),
+            probs,
             nodes,
             chances,
             proposals,

@@ -93,6 +93,10 @@ def _export_images(trial: Choice, options: ImageOptions, out: Path) -> None:
 
     assert options.layout is not None
     benchmark = PROMPT_BENCHMARKS[options.layout]
+    if options.models is not None:
+        o.find_models(
+            options.models, options.models
+        )  # refuses a wrong place before images are read
     prompts = prompts_of(trial, benchmark, options.captions)
     o.say_on_terminal("loading the target")
     folder = export_images(trial, benchmark, prompts, out, options.models)

@@ -58,6 +58,7 @@ def test_every_program_of_the_kernel_is_compared() -> None:
     assert {(paper, exact) for _, paper, exact, _ in programs} == {
         (False, False),
         (False, True),
+        (True, False),
         (True, True),
     }
     assert {sampled for *_, sampled in programs} == {False, True}

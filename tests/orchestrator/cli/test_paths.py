@@ -30,6 +30,8 @@ NAMES_A_PATH = {
     "DIR|URI",
     "URL|FILE",
     "URI",
+    "JSONL",
+    "TXT",
 }
 OTHER = {
     None,
@@ -59,13 +61,15 @@ OTHER = {
     "GB/S",
     "TFLOP/S",
     "FAMILY",
+    "LAYOUT",
 }
 # What each command needs besides the path; nothing starts if the path is refused too late
 NEEDED = {
     "launch": ["--check", "--trials", "2"],
     "compare": ["sweeps/mine"],
     "generate": ["a ring"],
-    "export": ["--trial", "0"],
+    "export": ["--trial", "0", "--layout", "geneval"],
+    "measure": ["0", "--geneval", "results.jsonl"],
     "show": ["3"],
     "diff": ["3", "5"],
     "train": ["eagle"],
@@ -81,6 +85,7 @@ ARGUMENTS = {
     "ui": ["sweeps/mine"],
     "sync": ["sweeps/mine"],
     "export": ["sweeps/mine"],
+    "measure": ["sweeps/mine"],
     "reference": ["scenes"],
     "train": ["--captions", "scenes"],
 }

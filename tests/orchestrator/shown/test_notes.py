@@ -137,5 +137,5 @@ def test_a_sweep_of_a_random_drafter_says_so_everywhere(
     (warning,) = specfrontier("status", store, "--json").json["warnings"]
     assert str(random_drafter / "eagle.safetensors") in warning
     assert f"note: {warning}" in launched.out
-    assert f"random, {warning}" in specfrontier("pareto", store, "--json").json["warnings"]
+    assert warning in specfrontier("pareto", store, "--json").json["warnings"]
     assert json.dumps(warning)[1:-1] in (run.store / "report.html").read_text("utf-8")

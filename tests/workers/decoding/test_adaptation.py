@@ -299,9 +299,9 @@ def test_adjacency_trees_are_eagle2_trees_of_each_rows_own_size(
     batch = engine.open(3, seed)
     maps = [growing.Map(policy, [(2, 3)], CODES, draws(batch, row)) for row in range(3)]
     for _ in range(2):
-        sizes = [plain.next_tree() for plain in maps]
         if bool((batch.emitted >= 4).any()):  # the table ends with the image
             return
+        sizes = [plain.next_tree() for plain in maps]
         engine.drafting.plan(batch)
         tree = engine.drafting.draft(batch)
         for row, (depth, width) in enumerate(sizes):

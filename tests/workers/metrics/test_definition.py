@@ -12,7 +12,8 @@ def test_what_the_metrics_are_of() -> None:
     ]
     assert {metric.name for metric in metrics if metric.is_speed} == {"speedup", "latency"}
     assert {metric.name for metric in metrics if metric.is_time} == {"latency"}
-    assert {metric.name for metric in metrics if metric.is_of_vanilla} == {"drift", "fid_gain"}
+    of_vanilla = {metric.name for metric in metrics if metric.is_of_vanilla}
+    assert of_vanilla == {"drift", "fid_gain", "token_agreement", "token_drift"}
     assert {metric.name for metric in metrics if metric.is_gain} == {"fid_gain"}
 
 
