@@ -39,8 +39,14 @@ NAMES = tuple(
     name for name, entry in published_entries().items() if entry.family.kind != "glm_image"
 )
 TINY: dict[str, Any] = {
-    "dim": 64, "n_layers": 2, "n_heads": 2, "n_kv_heads": None, "head_dim": None, "ffn_dim": 128, "vocab_size": 2048,
-}  # fmt: skip
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 2,
+    "n_kv_heads": None,
+    "head_dim": None,
+    "ffn_dim": 128,
+    "vocab_size": 2048,
+}
 
 Module = TypeVar("Module", bound=nn.Module)
 
