@@ -4,7 +4,8 @@ captions.
     python -m benchmarks.atlas run FOLDER    the sweep (benchmarks/atlas.yaml), or the rest of it
     python -m benchmarks.atlas collect FOLDER     the table from the sweep's store
     python -m benchmarks.atlas time          seconds of a pass of every shape, one thread; resumable
-    python -m benchmarks.atlas predict       what replay predicts, from other captions
+    python -m benchmarks.atlas predict       what replay predicts, from other captions, as many as
+                                             a sweep records
     python -m benchmarks.atlas replay             how well it predicted
 
 The first four write to benchmarks/data, which `benchmarks.search` reads; see
@@ -32,6 +33,7 @@ from benchmarks.atlas_table import (
     COSTS,
     DATA,
     PREDICTIONS,
+    RECORDED,
     Atlas,
     StepCost,
     caption_texts,
@@ -39,6 +41,7 @@ from benchmarks.atlas_table import (
     read_costs,
 )
 from benchmarks.common import engine_for
+from search_spaces.samplers import PoolOptions
 from search_spaces.trial import DecodingConfig
 from workers.data.shards import PredictTask
 from workers.decoding.engine import Engine
@@ -46,6 +49,7 @@ from workers.decoding.state import Request
 from workers.loading.models_yaml import load_folder
 from workers.replay.prediction import QUANTITIES
 from workers.replay.prediction_table import predict_settings, why_unpredictable
+from workers.replay.replayer import MAX_STEPS, runs_to_record
 from workers.runtime.process import use_threads
 
 SPACE = Path(__file__).with_suffix(".yaml")
@@ -135,7 +139,9 @@ def _relative_cost(
 def predict(
     configs: Sequence[DecodingConfig], images: int, steps: int, folder: Path = DATA
 ) -> None:
-    """Record captions that the table does not have, and write the predictions of every setting."""
+    """Record captions that the table does not have, and write the predictions of every setting,
+    with the number of recorded images.
+    """
     use_threads(1)
     described = tuple(config for config in configs if why_unpredictable(config) is None)
     task = PredictTask(described, ("null",) * len(described), captions=images, batch=48)
@@ -143,8 +149,10 @@ def predict(
         load_folder(), caption_texts(images, _captions()), task, max_steps=steps
     )
     columns = ["digest", *(column for name in QUANTITIES for column in (name, f"{name}_error"))]
+    runs = sum(map(len, runs_to_record(described).values()))
+    table = table.select(columns).replace_schema_metadata({RECORDED: str(images * runs)})
     folder.mkdir(parents=True, exist_ok=True)
-    pq.write_table(table.select(columns), folder / PREDICTIONS, compression="zstd")
+    pq.write_table(table, folder / PREDICTIONS, compression="zstd")
 
 
 def _captions() -> dict[str, object]:
@@ -162,8 +170,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         commands.add_parser(name).add_argument("folder", type=Path)
     commands.add_parser("time").add_argument("--images", type=int, default=2)
     predict_command = commands.add_parser("predict")
-    predict_command.add_argument("--images", type=int, default=96)
-    predict_command.add_argument("--steps", type=int, default=4096, help="of each recording, about")
+    predict_command.add_argument("--images", type=int, default=PoolOptions().captions)
+    predict_command.add_argument(
+        "--steps", type=int, default=MAX_STEPS, help="of each recording, about"
+    )
     commands.add_parser("replay")
     options = parser.parse_args(arguments)
     actions: dict[str, Callable[[], object]] = {

@@ -43,6 +43,7 @@ SPANS = (*((0, rung) for rung in RUNGS), (0, 2 * HALF), *((HALF, HALF + rung) fo
 QUALITY = ("fid", "drift")
 DIRECTIONS: tuple[Direction, ...] = ("maximize", "minimize")  # of speed-up and fid
 _METADATA = b"specfrontier"
+RECORDED = "recorded"  # in the metadata of the predictions' file: the number of recorded images
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ class Atlas:
     passes [S, captions]: target passes of each image, prefill excluded. quality: by metric [S,
     spans, 1 + blocks], the value on each of `SPANS`, then with each block of its captions left out.
     depth, nodes [S]: drafted per pass. costs: by shape. predictions: columns [S] by name, NaN where
-    replay cannot describe a setting.
+    replay cannot describe a setting. recorded: images that were drawn for the predictions.
     """
 
     configs: tuple[DecodingConfig, ...]
@@ -75,6 +76,7 @@ class Atlas:
     facts: Mapping[str, Any]
     costs: Mapping[str, StepCost]
     predictions: Mapping[str, Floats]
+    recorded: int = 0
 
     def __len__(self) -> int:
         return len(self.configs)
@@ -160,7 +162,7 @@ class Atlas:
             },
             facts,
             read_costs(folder),
-            _read_predictions(folder, [config.digest() for config in configs]),
+            *_read_predictions(folder, [config.digest() for config in configs]),
         )
 
     def select(self, rows: Sequence[int]) -> Atlas:
@@ -189,19 +191,21 @@ def read_costs(folder: Path = DATA) -> dict[str, StepCost]:
     }
 
 
-def _read_predictions(folder: Path, digests: Sequence[str]) -> dict[str, Floats]:
+def _read_predictions(folder: Path, digests: Sequence[str]) -> tuple[dict[str, Floats], int]:
+    """The predictions, and the number of recorded images; none without a file."""
     if not (folder / PREDICTIONS).exists():
-        return {}
+        return {}, 0
     table = pq.read_table(folder / PREDICTIONS)
     row_of = {digest: row for row, digest in enumerate(table["digest"].to_pylist())}
     rows = np.array([row_of.get(digest, -1) for digest in digests])
-    return {
+    columns = {
         name: np.where(
             rows < 0, np.nan, table[name].to_numpy(zero_copy_only=False).astype(np.float64)[rows]
         )
         for name in table.column_names
         if name != "digest"
     }
+    return columns, int(table.schema.metadata[RECORDED.encode()])
 
 
 def collect(store: str) -> Atlas:

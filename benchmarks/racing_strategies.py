@@ -1,8 +1,9 @@
-"""Strategies of this project that `benchmarks.search` replays: the replay sampler, racing, and
-both.
+"""Strategies of this project that `benchmarks.search` replays: the replay sampler, the order of its
+predictions alone, racing, and racing with either.
 
-A search has a proposer (random order, or the replay sampler) and a rule that decides after each
-rung whether a setting goes on. As in a sweep, the sampler gets a stopped setting's values as
+A search has a proposer (random order, predicted order, or the replay sampler) and a rule that
+decides after each rung whether a setting goes on. A proposer that has predictions pays for the
+images that were recorded for them. As in a sweep, the sampler gets a stopped setting's values as
 vanilla's on all captions plus its difference to vanilla on those that both have.
 """
 
@@ -58,6 +59,28 @@ def random_order(purchases: Purchases, seed: int) -> Iterator[int]:
     yield from np.random.default_rng(seed).permutation(purchases.unmeasured).tolist()
 
 
+def predicted_order(purchases: Purchases, seed: int) -> Iterator[int]:
+    """The settings by the rank of what replay predicts of them, without a model of what was
+    measured; then in random order those that it cannot describe.
+    """
+    purchases.record()
+    pool, _ = _described_pool(purchases.problem)
+    yield from (int(pool.params[place]["row"]) for place in pool.by_rank())
+    yield from random_order(purchases, seed)
+
+
+def _described_pool(problem: Problem) -> tuple[SettingsPool, Floats]:
+    """The settings that replay describes without vanilla, and vanilla's features."""
+    rows, features, guesses = described_settings(problem.atlas)
+    first = features.shape[1] // 2
+    quality: QualityFeatures | None = QualityFeatures(first, frozenset({1}), frozenset())
+    if not len(problem.group):
+        features = features[:, :first]
+        quality = None
+    params = [{"row": int(row)} for row in rows[1:]]
+    return SettingsPool(params, features[1:], guesses[1:], quality=quality), features[0]
+
+
 def race_at(error_rate: float | None) -> Stops:
     """The race of `orchestrator.run.racing`, at an error rate for the whole search."""
 
@@ -84,36 +107,31 @@ class ReplayProposals:
     describe.
 
     paired: the sampler gets the errors of differences to vanilla, not of the values themselves.
+    startup: trials before its model proposes; None: the sampler's default.
     """
 
     paired: bool = False
+    startup: int | None = None
 
     def __call__(self, purchases: Purchases, seed: int) -> Iterator[int]:
         problem = purchases.problem
-        rows, features, guesses = described_settings(problem.atlas)
-        first = features.shape[1] // 2
-        quality: QualityFeatures | None = QualityFeatures(first, frozenset({1}), frozenset())
-        if not len(problem.group):
-            features = features[:, :first]
-            quality = None
-        inside = rows[rows != 0]
-        pool = SettingsPool(
-            [{"row": int(row)} for row in inside],
-            features[rows != 0],
-            guesses[rows != 0],
-            quality=quality,
-        )
+        purchases.record()
+        pool, features = _described_pool(problem)
         study = optuna.create_study(directions=list(DIRECTIONS))
         reference = reference_point(problem.seen[-1, ..., 0]).tolist()
         distribution: dict[str, BaseDistribution] = {"row": IntDistribution(0, len(problem) - 1)}
         vanilla = optuna.trial.create_trial(
             values=problem.seen[-1, 0, :, 0].tolist(),
-            user_attrs={FEATURES: features[0].tolist(), ERRORS: self._errors(purchases, 0)},
+            user_attrs={FEATURES: features.tolist(), ERRORS: self._errors(purchases, 0)},
         )
         study.add_trial(vanilla)
-        for number in range(len(inside)):
+        for number in range(len(pool)):
             study.sampler = ReplaySampler(
-                pool, samples=_SAMPLES, reference=reference, seed=1000 * seed + number
+                pool,
+                startup=self.startup,
+                samples=_SAMPLES,
+                reference=reference,
+                seed=1000 * seed + number,
             )
             trial = study.ask(distribution)
             row = int(trial.params["row"])
@@ -154,9 +172,14 @@ MODELLED_STRATEGIES: dict[str, Strategy] = {
     "replay sampler, stops dominated trials, with paired errors": search_with(
         ReplayProposals(paired=True), race_at(None)
     ),
+    "replay sampler, its model after 4 trials, stops dominated trials": search_with(
+        ReplayProposals(startup=4), race_at(None)
+    ),
 }
 OWN_STRATEGIES: dict[str, Strategy] = {
     "racing": search_with(random_order, race_at(ERROR_RATE)),
     "random order, stops dominated trials": search_with(random_order, race_at(None)),
+    "predicted order": search_with(predicted_order, None),
+    "predicted order, stops dominated trials": search_with(predicted_order, race_at(None)),
     **MODELLED_STRATEGIES,
 }

@@ -4,7 +4,8 @@ measured settings.
     python -m benchmarks.search [--seeds 20] [--strategies NAME ...] [--own] [--write]
 
 The captions of the table are divided into two halves. A strategy sees one: it asks for a setting
-and a number of captions (24, 48 or 96), and pays one unit for each image that it has not seen.
+and a number of captions (24, 48 or 96), and pays one unit for each image that it has not seen. One
+that uses replay's predictions pays first for the images that were recorded for them.
 After every purchase its front is the set of settings that no other one, measured on at least as
 many captions, beats at the setting's own number of captions. That front is judged by what the same
 settings reach on the other half, so no strategy wins by luck: the hypervolume of speed-up and fid,
@@ -180,6 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     problems = _problems()
     identity = {"settings": len(problems[0]), "seeds": options.seeds, "limit": options.limit}
     identity["lossless"] = len(problems[0].group)
+    identity["recorded"] = problems[0].atlas.recorded
     names = [*options.strategies, *(name + _OWN for name in options.strategies if options.own)]
     outcomes = _kept(identity) if options.write else {}
     with ProcessPoolExecutor(options.processes, initializer=use_threads, initargs=(1,)) as pool:
@@ -205,7 +207,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     text = (
         f"`python -m benchmarks.search --seeds {options.seeds}`: {len(problems[0])} settings, "
         f"{problems[0].images} images in each half. Images needed: median (quartiles), and the "
-        "median as a share of the half's images. Strategies with a Gaussian process may buy "
+        "median as a share of the half's images. Strategies with predictions also pay for "
+        f"{problems[0].atlas.recorded} recorded images. Strategies with a Gaussian process may buy "
         f"{options.limit:.0%} of the images. Reference points of the hypervolume on the two "
         f"halves: {points}.\n\n{table(outcomes, problems)}\n"
     )

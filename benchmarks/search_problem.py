@@ -95,17 +95,25 @@ class BudgetSpent(Exception):
 
 @dataclass
 class Purchases:
-    """What a strategy has bought of a problem. `limit`: images that it may buy."""
+    """What a strategy has bought of a problem. `limit`: images that it may buy, those that it
+    records included.
+    """
 
     problem: Problem
     limit: float = math.inf
     images: int = 0
+    recorded: int = 0  # of these, for predictions
     rung: NDArray[np.int64] = field(init=False)
     curve: list[tuple[int, float]] = field(default_factory=list)  # (images, judged hypervolume)
 
     def __post_init__(self) -> None:
         self.rung = np.full(len(self.problem), -1)
         self.measure(0)
+
+    def record(self) -> None:
+        """Buy the images that the table's predictions are made from."""
+        self.recorded = self.problem.atlas.recorded
+        self.images += self.recorded
 
     def measure(self, row: int, level: int | None = None) -> Floats:
         """The objectives [m, 1 + G] of a setting at a rung (default: the last one).
@@ -119,7 +127,7 @@ class Purchases:
             self.images += rungs[level] - (rungs[self.rung[row]] if self.rung[row] >= 0 else 0)
             self.rung[row] = level
             self.curve.append((self.images, self.problem.quality(self.rung)))
-            if self.images >= min(self.limit, self.problem.images):
+            if self.images >= min(self.limit, self.problem.images + self.recorded):
                 raise BudgetSpent
         values: Floats = self.problem.seen[level, row]
         return values

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,10 @@ ERRORS = "errors"  # attribute of a trial: standard errors of its values, in the
 FEATURES = "features"  # attribute of a trial whose setting is not in the pool
 SETTING = "setting"  # instead of its features: the digest by which `outside` has them
 _CHOICE = "replay:setting"  # system attribute: the row of the pool
+# Finished trials before the model proposes. Until so many, the order of the guesses needs no more
+# images than the model on a table of measured settings (docs/samplers.md).
+_STARTUP = 64
+_STARTUP_WITHOUT_GUESSES = 4
 
 
 class PoolExhausted(ValueError):
@@ -69,7 +73,7 @@ class SettingsPool:
 
     params: Sequence[Mapping[str, Any]]  # each setting's parameters in an Optuna study
     features: Floats  # [N, d] the numbers that describe a setting
-    # [N, g] guesses of the objectives, less is better; the first trials come from their front.
+    # [N, g] guesses of the objectives, less is better, which order the first trials.
     guesses: Floats | None = None
     # Features [d] of settings that no parameters describe, by their digest.
     outside: Mapping[str, Floats] = field(default_factory=dict)
@@ -106,17 +110,31 @@ class SettingsPool:
         """The row of the setting with these parameters; None if the pool does not have it."""
         return self._rows.get(_key(params))
 
+    def by_rank(self) -> Iterator[int]:
+        """The rows by the non-dominated rank of their guesses, or else of their features. Each rank
+        begins with its middle, its quarters, its eighths.
+        """
+        guesses = self.features if self.guesses is None else self.guesses
+        rows = np.arange(len(guesses))
+        while len(rows):
+            is_next = nondominated(guesses[rows], ["minimize"] * guesses.shape[1])
+            rank = rows[is_next]
+            rank = rank[np.lexsort(guesses[rank].T[::-1])]
+            yield from (int(rank[place]) for place in _spread(len(rank)))
+            rows = rows[~is_next]
+
 
 class ReplaySampler(BaseSampler):
-    """Chooses settings of a pool by noisy expected hypervolume improvement.
+    """Chooses settings of a pool in the order of its guesses, then by noisy expected hypervolume
+    improvement.
 
     Trials may carry the standard errors of their values
     (`trial.set_user_attr("errors", [0.02, 0.8])`), and constraints (`trial.set_constraint`).
 
     Args:
         pool: the settings.
-        startup: finished trials that the model needs; until then proposals spread over the front of
-            the pool's guesses.
+        startup: finished trials before the model proposes; until then proposals are in the order of
+            `SettingsPool.by_rank` (default: 64, or 4 for a pool without guesses).
         samples: number of samples of the posterior.
         reference: the point that bounds the hypervolume, a value for each objective (default: a
             little worse than the worst finished trial).
@@ -130,11 +148,13 @@ class ReplaySampler(BaseSampler):
         self,
         pool: SettingsPool,
         *,
-        startup: int = 4,
+        startup: int | None = None,
         samples: int = 128,
         reference: Sequence[float] | None = None,
         seed: int = 0,
     ) -> None:
+        if startup is None:
+            startup = _STARTUP_WITHOUT_GUESSES if pool.guesses is None else _STARTUP
         counts: dict[str, Any] = {"startup": startup, "samples": samples}
         for name, value in counts.items():
             if not isinstance(value, int) or value < 1:
@@ -219,7 +239,8 @@ class ReplaySampler(BaseSampler):
         running = [t for t in others if t.state in (TrialState.RUNNING, TrialState.WAITING)]
         pending = _stack([self._describe(t) for t in running], self._pool.features.shape[1])
         if len(finished) < self._startup:
-            return self._start(set(free.tolist()))
+            left = set(free.tolist())
+            return next(row for row in self._pool.by_rank() if row in left)
         from orchestrator.replay.surrogate import most_promising
 
         observations = self._observe(study, finished)
@@ -249,20 +270,6 @@ class ReplaySampler(BaseSampler):
         if own is None:
             return None
         return np.array(own, dtype=np.float64)
-
-    def _start(self, free: set[int]) -> int:
-        """A free setting on the front of the guesses: its middle, its quarters, its eighths, and so
-        on.
-        """
-        guesses = self._pool.features if self._pool.guesses is None else self._pool.guesses
-        front = np.flatnonzero(nondominated(guesses, ["minimize"] * guesses.shape[1]))
-        front = front[np.lexsort(guesses[front].T[::-1])]
-        places = (
-            int(len(front) * (odd / 2**level))
-            for level in range(1, 12)
-            for odd in range(1, 2**level, 2)
-        )
-        return next((int(front[place]) for place in places if int(front[place]) in free), min(free))
 
     def _observe(self, study: Study, finished: Sequence[FrozenTrial]) -> Observations:
         from orchestrator.replay.surrogate import Observations
@@ -295,6 +302,16 @@ class ReplaySampler(BaseSampler):
 def _others(study: Study, trial: FrozenTrial) -> list[FrozenTrial]:
     """The study's other trials as they are now, without a cache."""
     return [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+
+
+def _spread(count: int) -> Iterable[int]:
+    """The places below `count`: the middle, the quarters, the eighths, and so on."""
+    places = (
+        count * odd // 2**level
+        for level in range(1, count.bit_length() + 1)
+        for odd in range(1, 2**level, 2)
+    )
+    return dict.fromkeys(places)
 
 
 def _stack(rows: Sequence[Floats | None], width: int) -> Floats:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -23,6 +22,7 @@ from workers.replay.prediction import MEASURES
 SETTINGS = 40
 FRONT = [0, 5, 9, 20]  # of the table without noise
 CHAIN = {"tree": {"policy": "chain", "length": 5}}
+MODEL_FIRST = "replay sampler, its model after 4 trials, stops dominated trials"
 CHEAP = ["random", "NSGA-II", "MO-ASHA", "racing", "random order, stops dominated trials"]
 
 
@@ -48,12 +48,6 @@ def table() -> Atlas:
 @pytest.fixture(scope="module")
 def problem(table: Atlas) -> Problem:
     return Problem.of(table, 0)
-
-
-@pytest.fixture(scope="module")
-def bought(problem: Problem) -> Callable[[str], Purchases]:
-    """What a strategy buys with 12 whole settings' images; each runs once."""
-    return cache(lambda strategy: run(strategy, problem, limit=12 * RUNGS[-1]))
 
 
 def run(strategy: str, problem: Problem, seed: int = 0, limit: float = math.inf) -> Purchases:
@@ -83,6 +77,25 @@ def test_a_strategy_buys_the_whole_table_once_and_has_its_hypervolume_then(
     assert hypervolumes[-1] == pytest.approx(problem.exhaustive)
 
 
+@pytest.mark.parametrize("name", ["predicted order", "predicted order, stops dominated trials"])
+def test_the_predicted_order_pays_for_its_recordings_and_depends_on_no_seed(
+    name: str, table: Atlas
+) -> None:
+    """Without a model it buys the front before most of the rest. Recorded images are no part of the
+    table: it buys that as well.
+    """
+    problem = Problem.of(replace(table, recorded=50), 0)
+    purchases = run(name, problem)
+    assert purchases.images == problem.images + 50
+    assert (purchases.rung == len(RUNGS) - 1).all()
+    assert purchases.curve[0][0] == RUNGS[-1], "vanilla"
+    assert purchases.curve[1][0] >= RUNGS[-1] + 50
+    assert run(name, problem, seed=1).curve == purchases.curve
+    early = run(name, problem, limit=16 * RUNGS[-1])
+    assert early.images < 17 * RUNGS[-1]
+    assert (early.rung[FRONT] == len(RUNGS) - 1).all()
+
+
 @pytest.mark.parametrize("name", CHEAP)
 def test_a_strategy_depends_on_its_seed_alone(name: str, problem: Problem) -> None:
     limit = problem.images / 2
@@ -92,13 +105,12 @@ def test_a_strategy_depends_on_its_seed_alone(name: str, problem: Problem) -> No
 
 
 @pytest.mark.slow(20)
-@pytest.mark.parametrize("name", ["TPE", "Optuna's GP", "replay sampler"])
-def test_samplers_that_fit_models_are_deterministic_too(
-    name: str, problem: Problem, bought: Callable[[str], Purchases]
-) -> None:
-    first, second = bought(name), run(name, problem, limit=12 * RUNGS[-1])
+@pytest.mark.parametrize("name", ["TPE", "Optuna's GP", MODEL_FIRST])
+def test_samplers_that_fit_models_are_deterministic_too(name: str, problem: Problem) -> None:
+    limit = 6 * RUNGS[-1]
+    first, second = (run(name, problem, limit=limit) for _ in range(2))
     assert first.curve == second.curve
-    assert first.images >= 12 * RUNGS[-1]
+    assert first.images >= limit
 
 
 def test_images_are_paid_once(problem: Problem) -> None:
@@ -150,11 +162,9 @@ def test_a_race_has_looked_at_all_settings_for_half_of_the_images(problem: Probl
     assert (purchases.rung[FRONT] == len(RUNGS) - 1).all()
 
 
-@pytest.mark.slow(20)
-def test_the_replay_sampler_finds_first_what_is_predicted_to_be_good(
-    bought: Callable[[str], Purchases],
-) -> None:
-    assert (bought("replay sampler").rung[FRONT] == len(RUNGS) - 1).all()
+def test_the_replay_sampler_finds_first_what_is_predicted_to_be_good(problem: Problem) -> None:
+    purchases = run("replay sampler", problem, limit=12 * RUNGS[-1])
+    assert (purchases.rung[FRONT] == len(RUNGS) - 1).all()
 
 
 def test_images_needed_is_the_last_time_that_the_curve_rises_to_the_level() -> None:

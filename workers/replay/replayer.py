@@ -56,6 +56,20 @@ def _runs(settings: Sequence[DecodingConfig]) -> list[DecodingConfig]:
     ]
 
 
+def runs_to_record(configs: Iterable[DecodingConfig]) -> dict[RecordingKey, list[DecodingConfig]]:
+    """The settings to run and record so that these can be predicted, by their `recording_key`. Each
+    one draws all images that are recorded.
+
+    Raises:
+        ConfigError: replay cannot describe one of them.
+    """
+    groups: dict[RecordingKey, list[DecodingConfig]] = {}
+    for config in configs:
+        if not config.is_vanilla:
+            groups.setdefault(recording_key(config), []).append(config)
+    return {key: _runs(settings) for key, settings in groups.items()}
+
+
 def recording_key(config: DecodingConfig) -> RecordingKey:
     """The key of a setting's recordings.
 
@@ -140,12 +154,8 @@ class Replayer:
         Raises:
             ConfigError: replay cannot describe one of them; see also `Engine`.
         """
-        groups: dict[RecordingKey, list[DecodingConfig]] = {}
-        for config in configs:
-            if not config.is_vanilla:
-                groups.setdefault(recording_key(config), []).append(config)
         # Before the first image is generated, because it refuses settings.
-        runs = {key: _runs(settings) for key, settings in groups.items()}
+        runs = runs_to_record(configs)
         self._recordings |= {
             key: [self._record(config) for config in configs] for key, configs in runs.items()
         }

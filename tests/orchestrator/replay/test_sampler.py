@@ -155,6 +155,45 @@ def test_no_setting_comes_twice_and_the_pool_ends() -> None:
         study.ask().suggest_float("a", 0, 1)
 
 
+def test_guesses_order_a_pool_by_rank_from_the_middle_of_each() -> None:
+    """Five on the front of the guesses, then two of one rank, then one that all others beat."""
+    guesses = np.array([[9, 9], [1, 5], [3, 3], [5, 1], [2, 4], [4, 2], [2, 6], [6, 2]], float)
+    pool = SettingsPool([{"a": row} for row in range(8)], np.zeros((8, 1)), guesses)
+    order = list(pool.by_rank())
+    assert order == [2, 4, 5, 1, 3, 7, 6, 0]
+    for count in range(200):
+        falling = np.stack([np.arange(count), -np.arange(count)], axis=1).astype(float)
+        params = [{"a": row} for row in range(count)]
+        found = list(SettingsPool(params, falling, falling).by_rank())
+        assert found[:1] == [count // 2][: len(found)]
+        assert sorted(found) == list(range(count))
+
+
+@pytest.mark.parametrize(("has_guesses", "startup"), [(True, 64), (False, 4), (True, 2)])
+def test_the_model_proposes_after_so_many_trials(
+    has_guesses: bool, startup: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the order of the guesses does; without guesses it is that of the features."""
+
+    def last(observations: Observations, pending: Floats, candidates: Floats, **_: int) -> int:
+        assert len(observations.values) >= startup
+        return len(candidates) - 1
+
+    monkeypatch.setattr("orchestrator.replay.surrogate.most_promising", last)
+    x = np.random.default_rng(0).permutation(100)[:, None] / 100
+    pool = SettingsPool([{"a": value} for value in x[:, 0].tolist()], x, x if has_guesses else None)
+    options: dict[str, Any] = {"startup": startup} if startup == 2 else {}
+    study = optuna.create_study(directions=DIRECTIONS, sampler=ReplaySampler(pool, **options))
+    asked = []
+    for _ in range(startup + 1):
+        trial = study.ask()
+        asked.append(trial.suggest_float("a", 0, 1))
+        study.tell(trial, [asked[-1], 1 - asked[-1]])
+    ordered = [pool.params[row]["a"] for row in pool.by_rank()]
+    assert asked[:startup] == ordered[:startup]
+    assert asked[startup] == x[-1, 0] != ordered[startup]
+
+
 def test_a_waiting_trial_keeps_its_setting() -> None:
     pool, _ = problem()
     probe = optuna.create_study(directions=DIRECTIONS, sampler=ReplaySampler(pool))

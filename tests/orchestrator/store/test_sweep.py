@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import json
 import math
 import shlex
 from itertools import pairwise
@@ -89,6 +90,17 @@ def test_the_front_is_the_brute_force_front(
     assert set(numbers(everything)) == {r.number for r in able}
     marks = zip(numbers(everything), everything["on_front"].to_pylist(), strict=True)
     assert {number for number, member in marks if member} == expected
+
+
+def test_the_values_of_a_number_of_images_stand_once_in_a_trials_file(sweep: Sweep) -> None:
+    record = sweep.records[2].measured
+    assert record.history[-1] == (record.images, record.metrics)
+    data = record.to_json()
+    assert b"\n" not in data
+    (_, first), (images, last) = json.loads(data)["history"]
+    assert first.keys() == record.metrics.keys()
+    assert (images, last) == (record.images, None)
+    assert TrialRecord.from_json(data).history == record.history
 
 
 def test_trials_are_all_of_them(sweep: Sweep) -> None:
