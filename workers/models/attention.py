@@ -3,8 +3,8 @@
 With an additive mask, which every pass over a cache has, CUDA's memory-efficient kernel is the only
 fused one. It needs heads of a multiple of 8 channels (in 16-bit types) and as many key-value heads
 as query heads; otherwise torch stores all scores (torch 2.13,
-aten/native/transformers/cuda/sdp_utils.cpp). LlamaGen 3B has heads of 100 channels, and Emu3 shares
-each key-value head among four query heads.
+aten/native/transformers/cuda/sdp_utils.cpp). LlamaGen 3B has heads of 100 channels; Emu3 and
+SimpleAR share each key-value head among four to seven query heads.
 """
 
 from __future__ import annotations
