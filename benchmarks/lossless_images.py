@@ -1,7 +1,7 @@
 """Images that a sweep need not draw of lossless settings, at equal quality of its front.
 
     python -m benchmarks.lossless_images [quickstart joint] [--trials 40] [--judged 384]
-        [--set captions.count=192] [--out sweeps/lossless_images]
+        [--set captions.count=192] [--copy] [--out sweeps/lossless_images]
 
 Each space is swept twice: before, every lossless setting draws all images (`quality.lossless:
 measure`), and after, only those that its speed and a check of its tokens need (`check`). The budget
@@ -10,6 +10,10 @@ other captions: the truth by which both fronts are judged. Prints the images tha
 those of lossless settings among them, and the hypervolume of each front by the third sweep's
 values, up to one reference point. The error of their ratio is over draws from all errors together.
 Sweeps that are there are resumed.
+
+Settings that both sweeps have draw the same images. With `--copy` the second copies those of the
+first. That is for budgets of no more than the space's own named settings: a search would be told
+the first sweep's results.
 """
 
 from __future__ import annotations
@@ -46,16 +50,25 @@ def images_drawn(sweep: Sweep) -> tuple[int, int]:
 
 
 def compare(
-    space: str, folder: Path, trials: int | None, judged: int, assignments: Sequence[str]
+    space: str,
+    folder: Path,
+    trials: int | None,
+    judged: int,
+    assignments: Sequence[str],
+    *,
+    copy: bool = False,
 ) -> None:
-    """Sweep a space both ways, judge the fronts, and print a row for each."""
+    """Sweep a space both ways, judge the fronts, and print a row for each. copy: the second way
+    copies the images of the first.
+    """
     options = [part for entry in assignments for part in ("--set", entry)]
     if trials is not None:
         options += ["--trials", str(trials)]
     sweeps = {}
     for way, choice in WAYS.items():
         setting = f"quality.lossless={choice}"
-        sweeps[way] = launch(space, folder, f"{space}-{way}", *options, "--set", setting)
+        copied = ("--from", str(folder / f"{space}-before")) if copy and sweeps else ()
+        sweeps[way] = launch(space, folder, f"{space}-{way}", *options, "--set", setting, *copied)
     fronts = [members(sweep) for sweep in sweeps.values()]
     changes = {}
     for entry in assignments:
@@ -86,13 +99,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--trials", type=int, help="of spaces other than quickstart; default 40")
     parser.add_argument("--judged", type=int, default=384, help="captions of the third sweep")
     parser.add_argument("--set", dest="assignments", action="append", default=[])
+    parser.add_argument(
+        "--copy", action="store_true", help="the second sweep copies images of the first"
+    )
     parser.add_argument("--out", type=Path, default=Path("sweeps/lossless_images"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     for space in options.spaces:
         trials = None if space == "quickstart" else options.trials or 40
         try:
-            compare(space, options.out, trials, options.judged, options.assignments)
+            compare(
+                space,
+                options.out,
+                trials,
+                options.judged,
+                options.assignments,
+                copy=options.copy,
+            )
         except ConfigError as error:
             parser.error(str(error))
 
