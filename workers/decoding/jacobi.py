@@ -237,7 +237,7 @@ def _fill_rows(probs: Tensor, rows: Tensor, value: float) -> None:
     elsewhere the host does not wait for their number.
     """
     if probs.is_cpu:
-        probs[rows] = value
+        probs.flatten(0, 1).index_fill_(0, rows.flatten().nonzero()[:, 0], value)
     else:
         probs.masked_fill_(rows[..., None], value)
 
