@@ -11,7 +11,6 @@ time while shards were made is idle, or reads, measures and predicts.
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,7 +27,7 @@ class Phases:
     waits: dict[str, list[float]] = field(default_factory=dict)  # when each began, and ended
     shards: list[float] = field(default_factory=list)  # when each was written
     workers: int = 0  # most of them at once
-    seconds: Counter[str] = field(default_factory=Counter)  # of workers, by what they did
+    seconds: dict[str, float] = field(default_factory=dict)  # of workers, by what they did
     end: float | None = None
 
     def add(self, event: events.Event, lossless: frozenset[int]) -> None:
@@ -51,7 +50,7 @@ class Phases:
                     kind = "images of lossless settings"
                     if event.trial not in lossless:
                         kind = "images of other settings"
-                self.seconds[kind] += event.seconds
+                self.seconds[kind] = self.seconds.get(kind, 0.0) + event.seconds
             case events.End():
                 self.end = moment
 
