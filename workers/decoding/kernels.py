@@ -27,6 +27,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _Unsigned = np.ndarray[Any, np.dtype[np.uint64]]
+_Signed = np.ndarray[Any, np.dtype[np.int64]]
 _MAX_ROW = (1 << 31) - (1 << 16)  # most numbers of a row; its last block reaches beyond them
 _CHUNK = 1 << 14  # numbers that NumPy mixes at once: they and a copy fit a core's cache
 
@@ -121,9 +122,14 @@ def bits_by_numpy(keys: Tensor, positions: Tensor, purpose: int, slots: Tensor) 
     """`rng.bits` in half the time of torch, whose shifts are signed and whose copies leave the
     cache.
     """
-    key, place, slot = (part.numpy().view(np.uint64) for part in (keys, positions, slots))
+    return torch.from_numpy(bits_of_arrays(keys.numpy(), positions.numpy(), purpose, slots.numpy()))
+
+
+def bits_of_arrays(keys: _Signed, positions: _Signed, purpose: int, slots: _Signed) -> _Signed:
+    """`rng.bits` of arrays, without the dispatch of an operator."""
+    key, place, slot = (part.view(np.uint64) for part in (keys, positions, slots))
     mixed = np.asarray(_mix(np.asarray(key + place * _GOLDEN + np.uint64(purpose))) + slot * _MIX_1)
-    return torch.from_numpy(_mix(mixed).view(np.int64))
+    return _mix(mixed).view(np.int64)
 
 
 def _mix(z: _Unsigned) -> _Unsigned:

@@ -22,7 +22,13 @@ from torch import Tensor
 from torch.nn.functional import embedding, pad
 
 from workers.decoding.constants import arange
-from workers.decoding.kernels import bits_by_numpy, is_available, random_bits
+from workers.decoding.kernels import (
+    bits_by_numpy,
+    bits_of_arrays,
+    is_available,
+    random_bits,
+)
+from workers.decoding.operators import cpu_operator
 from workers.decoding.sampling import sample_with_exponentials
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as a signed integer
@@ -30,6 +36,8 @@ _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
 _MIX_2 = -0x6B2FB644ECCEEE15  # 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 _NUMPY_NUMBERS = 512  # NumPy mixes so many numbers, or more, faster than torch
+# With so many codes, or more, a CPU makes the numbers of the tokens that have mass alone.
+_MANY_CODES = 1 << 13
 
 
 class Purpose(IntEnum):
@@ -110,10 +118,30 @@ def exponential(keys: Tensor, positions: Tensor, purpose: Purpose, slots: Tensor
     """Standard exponential fp32 numbers, finite and positive. They are finest near 0, where the
     argmax is decided.
     """
-    fraction = (
-        (bits(keys, positions, purpose, slots) >> 33).bitwise_and_(0x7FFFFFFF).float().add_(0.5)
-    )
+    return _exponentials(bits(keys, positions, purpose, slots))
+
+
+def _exponentials(random_bits: Tensor) -> Tensor:
+    fraction = (random_bits >> 33).bitwise_and_(0x7FFFFFFF).float().add_(0.5)
     return fraction.mul_(-(2.0**-31) * (1 - 2.0**-23)).log1p_().neg_()
+
+
+@cpu_operator("sample_by_mass(Tensor probs, Tensor keys, Tensor positions, int purpose) -> Tensor")
+def _sample_by_mass(probs: Tensor, keys: Tensor, positions: Tensor, purpose: int) -> Tensor:
+    """`CounterRNG.sample` of a token [B] from each of probs [B, V], which makes the numbers of
+    tokens with mass alone. Without any it is token 0.
+    """
+    rows = probs.numpy()
+    key = keys.numpy()
+    position = positions.numpy()
+    sampled = np.zeros(len(rows), np.int64)
+    for row, entries in enumerate(rows):
+        tokens = np.flatnonzero(entries != 0)
+        if len(tokens):
+            found = bits_of_arrays(key[row : row + 1], position[row : row + 1], purpose, tokens)
+            noise = _exponentials(torch.from_numpy(found)).numpy()
+            sampled[row] = tokens[np.argmax(entries[tokens] / noise)]
+    return torch.from_numpy(sampled)
 
 
 Generate = Callable[[Tensor, Tensor, Purpose, Tensor], Tensor]  # `bits`, or numbers made of them
@@ -167,6 +195,16 @@ class CounterRNG:
             )
         parts = zip(torch.split(probs, at_once, 1), torch.split(positions, at_once, 1), strict=True)
         return torch.cat([self.sample(purpose, *part) for part in parts], dim=1)
+
+    def sample_once(self, purpose: Purpose, probs: Tensor, positions: Tensor) -> Tensor:
+        """Tokens [B] for positions [B], each from its probs [B, V], as `sample`; for numbers that
+        no other pass reads, so that a table of them would be no gain.
+        """
+        if not probs.is_cpu or probs.shape[1] < _MANY_CODES:
+            return self.sample(purpose, probs[:, None], positions[:, None])[:, 0]
+        clamped = positions.clamp(max=self.positions - 1)
+        tokens: Tensor = _sample_by_mass(probs, self.keys, clamped, int(purpose))
+        return tokens
 
     def uniforms(self, positions: Tensor, ranks: int) -> Tensor:
         """Uniform numbers [B, n, ranks] for the acceptance tests at positions [B, n]."""

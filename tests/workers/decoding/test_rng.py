@@ -138,3 +138,31 @@ def test_chunk_sizes_depend_on_the_device(monkeypatch: pytest.MonkeyPatch) -> No
             rng.Purpose.DRAFT, torch.arange(10).expand(4, 10), 5
         ),
     )
+
+
+@pytest.mark.parametrize("kept", [1, 40, 8192])
+def test_tokens_of_numbers_that_are_read_once_are_those_of_the_tables(kept: int) -> None:
+    codes = 8192
+    logits = torch.randn(64, codes, generator=torch.Generator().manual_seed(kept)) * 3
+    least = logits.topk(kept, dim=-1).values[:, -1:]
+    probs = logits.masked_fill(logits < least, -torch.inf).softmax(-1)
+    numbers = rng.CounterRNG(torch.arange(8).repeat_interleave(8), 6)
+    positions = torch.arange(8).repeat(8)  # two are past the end
+    once = numbers.sample_once(rng.Purpose.TARGET, probs, positions)
+    assert not numbers._tables
+    assert torch.equal(
+        once, numbers.sample(rng.Purpose.TARGET, probs[:, None], positions[:, None])[:, 0]
+    )
+    assert (probs.gather(1, once[:, None]) > 0).all()
+
+
+@pytest.mark.parametrize("entry", [0.0, torch.nan])
+def test_a_row_without_mass_or_with_nan_has_the_token_of_the_tables(entry: float) -> None:
+    probs = torch.zeros(2, 8192)
+    probs[0, 17] = 1
+    probs[1, 5:7] = entry
+    numbers = rng.CounterRNG(torch.arange(2), 4)
+    positions = torch.tensor([0, 3])
+    expected = numbers.sample(rng.Purpose.TARGET, probs[:, None], positions[:, None])[:, 0]
+    assert torch.equal(numbers.sample_once(rng.Purpose.TARGET, probs, positions), expected)
+    assert expected[0] == 17
