@@ -94,7 +94,19 @@ def _from_texts(files: ImageFiles, texts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _from_classes(files: ImageFiles) -> tuple[str, ...]:
-    """The name of the subfolder that each image is in, at any depth."""
+    """The name of the subfolder that each image is in, at any depth.
+
+    Raises:
+        ValueError: an image in no subfolder; or a file that looks as if it had the captions, which
+            the names of subfolders would replace.
+    """
+    for name in files.others:
+        if name.rpartition("/")[2].lower() in (*_CAPTION_FILES, *_FOREIGN_FILES):
+            raise ValueError(
+                f"{files.folder / name}: captions that are not read here, where names of subfolders "
+                f"would replace them; give {_LAYOUTS}, in the very folder that you name, or rename "
+                "the file"
+            )
     captions = []
     with collect_errors("image") as collect:
         for name, path in files.images.items():
@@ -200,3 +212,4 @@ _CAPTION_FILES: Mapping[str, Callable[[Path], list[_Row]]] = {
     "captions.csv": _from_csv,
     "captions.txt": partial(_parsed_lines, parse=_from_tabs, form="file name, tab, caption"),
 }
+_FOREIGN_FILES = ("metadata.jsonl", "metadata.csv")  # as the library `datasets` has captions
