@@ -86,8 +86,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "store", storage.display_name
     yield from _resume(config, storage)
     yield "models", str(config.models)
-    captions = config.captions
-    yield "captions", f"{captions.count} of {captions.source}, seed {captions.seed}"
+    yield "captions", _captions(config)
     yield "reference", describe_reference(config.reference)
     yield "sampling", _sampling(config)
     first = dict.fromkeys((VANILLA, *(entry.label for entry in config.enqueue)))
@@ -147,6 +146,21 @@ def _budget(config: SweepConfig, first: int) -> str:
     if size is not None and size + first < budget.trials:
         text += f"; there are at most {size + first} settings"
     return text
+
+
+def _captions(config: SweepConfig) -> str:
+    """The captions, and the files that are left out of their folder, if they are of one."""
+    from search_spaces.paths import local_path
+    from workers.data.captioned_images import read_folder
+    from workers.data.captions import CLASSES, SCENES
+
+    captions = config.captions
+    text = f"{captions.count} of {captions.source}, seed {captions.seed}"
+    if captions.source in (SCENES, CLASSES):
+        return text
+    folder = local_path(captions.source)
+    left_out = read_folder(folder).left_out if folder.is_dir() else ""
+    return f"{text}; left out: {left_out}" if left_out else text
 
 
 def _quality(config: SweepConfig) -> str:
