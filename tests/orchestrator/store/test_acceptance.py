@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from orchestrator.report.page import page_data
@@ -12,7 +13,9 @@ from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.counted_sweeps import counts_of, write_counted_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.records import write_shard
 from workers.metrics.acceptance import acceptance_file
+from workers.metrics.estimate import BLOCKS
 
 TRIALS = 10
 
@@ -79,11 +82,35 @@ def test_the_report_has_trials_that_draft(sweep: Sweep) -> None:
     assert set(entry["groups"]) == {"long", "short"}
 
 
-def test_a_damaged_file_is_noted_in_the_report(tmp_path: Path) -> None:
+def changed(column: str, values: list[object], kind: pa.DataType) -> pa.Table:
+    """The counts of a trial with other values in a column, repeated."""
+    table = counts_of(2).to_table()
+    place = table.column_names.index(column)
+    values = (values * table.num_rows)[: table.num_rows]
+    return table.set_column(place, column, pa.array(values, kind))
+
+
+FOREIGN = {
+    "no column": counts_of(2).to_table().drop_columns(["block"]),
+    "another type": changed("tested", ["many"], pa.string()),
+    "a null": changed("accepted", [1, None], pa.int64()),
+    "a negative count": changed("tested", [1, -1], pa.int64()),
+    "another block": changed("block", [0, BLOCKS], pa.int32()),
+    "a terabyte": changed("drafts", [0, 2**31 - 1], pa.int32()),
+}
+
+
+@pytest.mark.parametrize(
+    "content", [b"PAR1 damaged PAR1", *FOREIGN.values()], ids=["bytes", *FOREIGN]
+)
+def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: bytes | pa.Table) -> None:
     records = write_sweep(tmp_path, trials=4, shards=True)
     opened = Sweep.open(tmp_path)
     name = acceptance_file(records[2].digest)
-    opened.storage.write(name, b"PAR1 damaged PAR1")
+    if isinstance(content, bytes):
+        opened.storage.write(name, content)
+    else:
+        write_shard(opened.storage, name, content, {"kind": "acceptance"})
     notes: list[str] = []
     sections = page_data([opened], notes.append, decode=False)["sections"]
     assert "acceptance" not in sections
