@@ -103,7 +103,7 @@ def _from_classes(files: ImageFiles) -> tuple[str, ...]:
     for name in files.others:
         if name.rpartition("/")[2].lower() in (*_CAPTION_FILES, *_FOREIGN_FILES):
             raise ValueError(
-                f"{files.folder / name}: captions that are not read here, so the names of subfolders "
+                f"{files.folder / name}: captions that are not read here, so names of subfolders "
                 f"would replace them; give {_LAYOUTS}, in the very folder that you name; or rename "
                 "the file"
             )
