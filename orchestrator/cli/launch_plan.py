@@ -150,17 +150,12 @@ def _budget(config: SweepConfig, first: int) -> str:
 
 def _captions(config: SweepConfig) -> str:
     """The captions, and the files that are left out of their folder, if they are of one."""
-    from search_spaces.paths import local_path
-    from workers.data.captioned_images import read_folder
-    from workers.data.captions import CLASSES, SCENES
+    from workers.data.captions import left_out
 
     captions = config.captions
     text = f"{captions.count} of {captions.source}, seed {captions.seed}"
-    if captions.source in (SCENES, CLASSES):
-        return text
-    folder = local_path(captions.source)
-    left_out = read_folder(folder).left_out if folder.is_dir() else ""
-    return f"{text}; left out: {left_out}" if left_out else text
+    others = left_out(captions.source)
+    return f"{text}; left out: {others}" if others else text
 
 
 def _quality(config: SweepConfig) -> str:

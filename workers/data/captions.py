@@ -119,6 +119,19 @@ def read_captions(
     return sorted(found, key=lambda caption: _rank(seed, caption.id))[:count]
 
 
+def left_out(source: str | Path) -> str:
+    """Which files of a folder of captioned images are left out, in words; "" of another source.
+
+    Raises:
+        ValueError: see `read_captions`.
+    """
+    from workers.data.captioned_images import read_folder  # imports torch and Pillow
+
+    if source in (SCENES, CLASSES) or not (folder := local_path(source)).is_dir():
+        return ""
+    return read_folder(folder).left_out
+
+
 def scene_captions(count: int, seed: int) -> list[Caption]:
     """Captions of the procedural scenes 0..count-1 of a seed; the built-in model was trained on
     seed 0.

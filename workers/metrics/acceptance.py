@@ -107,15 +107,13 @@ class AcceptanceCounts:
         if table.schema != _schema() or any(column.null_count for column in table.columns):
             raise ValueError("not counts of accepted drafts")
         columns = {name: table[name].to_numpy() for name in table.column_names}
-        numbers = [values for name, values in columns.items() if name != "group"]
+        smallest = min(columns[name].min() for name in table.column_names[1:])
+        most = columns["drafts"].max()
         # a block has a row for each number of drafts up to its largest
-        bounds = {"block": BLOCKS, "drafts": table.num_rows}
-        is_sound = all(values.min(initial=0) >= 0 for values in numbers)
-        is_sound &= all(columns[name].max(initial=0) < bound for name, bound in bounds.items())
-        if not is_sound:
+        if smallest < 0 or columns["block"].max() >= BLOCKS or most >= table.num_rows:
             raise ValueError("counts of accepted drafts that are out of range")
         names, group = np.unique(columns["group"].astype(str), return_inverse=True)
-        shape = (len(names), BLOCKS, int(columns["drafts"].max()) + 1)
+        shape = (len(names), BLOCKS, int(most) + 1)
         tested = np.zeros(shape)
         accepted = np.zeros(shape)
         place = (group, columns["block"], columns["drafts"])
@@ -199,9 +197,8 @@ def _schema() -> pyarrow.Schema:
     """Columns of `to_table`, and their types."""
     import pyarrow as pa
 
-    small, large = pa.int32(), pa.int64()
-    types = {"block": small, "drafts": small, "tested": large, "accepted": large}
-    return pa.schema({"group": pa.string(), **types})
+    places = dict.fromkeys(("block", "drafts"), pa.int32())
+    return pa.schema({"group": pa.string(), **places, "tested": pa.int64(), "accepted": pa.int64()})
 
 
 def _ratio(numerator: Floats, denominator: Floats) -> Estimate:
