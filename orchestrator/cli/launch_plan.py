@@ -149,13 +149,13 @@ def _budget(config: SweepConfig, first: int) -> str:
 
 
 def _captions(config: SweepConfig) -> str:
-    """The captions, and the files that are left out of their folder, if they are of one."""
-    from workers.data.captions import left_out
+    """The captions, and what to know of their folder, if they are of one."""
+    from workers.data.captions import folder_notes
 
     captions = config.captions
     text = f"{captions.count} of {captions.source}, seed {captions.seed}"
-    others = left_out(captions.source)
-    return f"{text}; left out: {others}" if others else text
+    notes = folder_notes(captions.source)
+    return f"{text}; {notes}" if notes else text
 
 
 def _quality(config: SweepConfig) -> str:

@@ -32,6 +32,7 @@ _LAYOUTS = (
     "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per "
     "class"
 )
+_MAX_NAMES = 4  # classes that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,20 @@ class CaptionedImages:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def notes(self) -> str:
+        """`classes: cats, dogs; left out: 5 .json`: the captions if they are names of folders, and
+        the files that are left out; "" without either.
+        """
+        notes = []
+        if self.are_classes:
+            names = sorted(set(self.captions))
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            notes.append(f"classes: {', '.join(names[:_MAX_NAMES])}{more}")
+        if self.left_out:
+            notes.append(f"left out: {self.left_out}")
+        return "; ".join(notes)
 
 
 def read_folder(folder: Path) -> CaptionedImages:

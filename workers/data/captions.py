@@ -119,8 +119,9 @@ def read_captions(
     return sorted(found, key=lambda caption: _rank(seed, caption.id))[:count]
 
 
-def left_out(source: str | Path) -> str:
-    """Which files of a folder of captioned images are left out, in words; "" of another source.
+def folder_notes(source: str | Path) -> str:
+    """What to know of a folder of captioned images (see `CaptionedImages.notes`); "" of another
+    source.
 
     Raises:
         ValueError: see `read_captions`.
@@ -129,7 +130,7 @@ def left_out(source: str | Path) -> str:
 
     if source in (SCENES, CLASSES) or not (folder := local_path(source)).is_dir():
         return ""
-    return read_folder(folder).left_out
+    return read_folder(folder).notes
 
 
 def scene_captions(count: int, seed: int) -> list[Caption]:
