@@ -368,10 +368,10 @@ def _examples(job: _Job) -> tuple[Mapping[str, Any], Examples, Examples]:
 
 
 def _read_folder(data: Path, log: Callable[[str], None]) -> CaptionedImages:
-    """A user's images. Logs how many there are, and what is left out."""
+    """A user's images. Logs how many there are, their classes, and what is left out."""
     folder = read_folder(data)
-    left_out = f"; left out: {folder.left_out}" if folder.left_out else ""
-    log(f"{data}: {len(folder)} images{left_out}")
+    notes = f"; {folder.notes}" if folder.notes else ""
+    log(f"{data}: {len(folder)} images{notes}")
     return folder
 
 

@@ -79,8 +79,9 @@ def _position_lines(found: Mapping[Candidate, AcceptanceCounts]) -> list[str]:
 
 
 def _group_lines(found: Mapping[Candidate, AcceptanceCounts]) -> list[str]:
-    groups: Sequence[str] = sorted({group for counts in found.values() for group in counts.groups})
-    if len(groups) < 2:
+    grouped = [counts.groups for counts in found.values() if len(counts.groups) > 1]
+    groups: Sequence[str] = sorted({group for names in grouped for group in names})
+    if not groups:
         raise QueryError(
             f"--by {_GROUP}: the captions have no groups; a captions file gives them in a column "
             "group, category or tag"

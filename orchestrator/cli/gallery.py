@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,13 @@ from orchestrator.store.names import SettingNames
 from orchestrator.text import counted
 from search_spaces.documents import write_document
 from search_spaces.trial import Sampling
-from workers.data.pictures import accepted_by_cell, contact_sheet, enlarge, heat_map
+from workers.data.pictures import (
+    accepted_by_cell,
+    contact_sheet,
+    enlarge,
+    heat_map,
+    thumbnail,
+)
 from workers.data.prompt_benchmarks import PromptSet
 from workers.decoding.engine import DecodingError
 from workers.decoding.state import Request
@@ -32,6 +38,7 @@ from workers.metrics.acceptance import AcceptanceCounts
 from workers.metrics.estimate import BLOCKS
 
 _PICTURE_SIDE = 384  # pixels; pictures are enlarged to about this side, by a whole factor
+_MAX_ON_SHEET = 96  # images of a contact sheet
 _MAX_CAPTION_CHARS = 48  # characters of a caption in a file name
 # as `file_name` writes it, and as a benchmark's layout has it
 _PICTURE_NAME = re.compile(
@@ -45,7 +52,8 @@ _MEANS = ("mean_accepted_length", "step_compression", "mean_tree_depth")
 @dataclass
 class Gallery:
     """The images of one engine. Each is written to the folder as soon as it is added, in the layout
-    of a benchmark with all others of its prompt.
+    of a benchmark with all others of its prompt; then a thumbnail is kept, because those of a whole
+    benchmark need gigabytes.
     """
 
     engine: ImageEngine
@@ -59,7 +67,7 @@ class Gallery:
         self.folder.mkdir(exist_ok=True)
 
     def add(self, result: Result) -> None:
-        """Write one picture, with caption and config digest as PNG text, and keep it."""
+        """Write one picture, with caption and config digest as PNG text, and keep a thumbnail."""
         request = result.request
         drawn = self.engine.image_of(result)
         self.images[request] = drawn
@@ -72,19 +80,27 @@ class Gallery:
         image = f"caption {request.caption_id}, sample {request.sample}"
         note.add_text("specfrontier", f"{origin}, {image}")
         enlarge(drawn.image, _PICTURE_SIDE).save(self.folder / file_name(request), pnginfo=note)
-        self.written += 1
+        self._reduce([request])
 
     def _write_prompt(self, prompts: PromptSet, caption_id: int) -> None:
         """Write the files of a prompt once all of its images are there, of the target's own size."""
-        own = [drawn for request, drawn in self.images.items() if request.caption_id == caption_id]
+        own = [request for request in self.images if request.caption_id == caption_id]
         if len(own) < prompts.samples:
             return
-        own.sort(key=lambda drawn: drawn.sample)
-        for name, data in prompts.files(caption_id, [drawn.image for drawn in own]).items():
+        own.sort(key=lambda request: request.sample)
+        pictures = [self.images[request].image for request in own]
+        for name, data in prompts.files(caption_id, pictures).items():
             file = self.folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
-        self.written += len(own)
+        self._reduce(own)
+
+    def _reduce(self, written: Sequence[Request]) -> None:
+        """Keep thumbnails of images that are in the folder."""
+        for request in written:
+            drawn = self.images[request]
+            self.images[request] = replace(drawn, image=thumbnail(drawn.image))
+        self.written += len(written)
 
     def _acceptance(self) -> AcceptanceCounts:
         """Counts of accepted drafts, with the captions' blocks as in a sweep of all captions."""
@@ -196,7 +212,8 @@ class Gallery:
             "images": rows,
         }
         sheet = contact_sheet(
-            [drawn.image for _, drawn in images], [row["caption"] for row in rows]
+            [drawn.image for _, drawn in images[:_MAX_ON_SHEET]],
+            [row["caption"] for row in rows[:_MAX_ON_SHEET]],
         )
         sheet.save(self.folder / "contact_sheet.png")
         # passes that accept more cover more cells, so the mean over cells exceeds the mean over

@@ -86,8 +86,7 @@ def _parts(config: SweepConfig, storage: Storage) -> Iterator[tuple[str, str]]:
     yield "store", storage.display_name
     yield from _resume(config, storage)
     yield "models", str(config.models)
-    captions = config.captions
-    yield "captions", f"{captions.count} of {captions.source}, seed {captions.seed}"
+    yield "captions", _captions(config)
     yield "reference", describe_reference(config.reference)
     yield "sampling", _sampling(config)
     first = dict.fromkeys((VANILLA, *(entry.label for entry in config.enqueue)))
@@ -147,6 +146,16 @@ def _budget(config: SweepConfig, first: int) -> str:
     if size is not None and size + first < budget.trials:
         text += f"; there are at most {size + first} settings"
     return text
+
+
+def _captions(config: SweepConfig) -> str:
+    """The captions, and what to know of their folder, if they are of one."""
+    from workers.data.captions import folder_notes
+
+    captions = config.captions
+    text = f"{captions.count} of {captions.source}, seed {captions.seed}"
+    notes = folder_notes(captions.source)
+    return f"{text}; {notes}" if notes else text
 
 
 def _quality(config: SweepConfig) -> str:

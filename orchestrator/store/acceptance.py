@@ -26,7 +26,11 @@ def read_acceptance(storage: Storage, record: TrialRecord) -> AcceptanceCounts |
     if not record.image_shards or not storage.exists(name):
         return None
     fix = "remove it; no other result depends on it"
-    return AcceptanceCounts.from_table(read_table(storage, name, fix=fix))
+    table = read_table(storage, name, fix=fix)
+    try:
+        return AcceptanceCounts.from_table(table)
+    except ValueError as error:
+        raise ValueError(f"{storage.locate(name)}: {error}; {fix}") from error
 
 
 def acceptance_table(storage: Storage, records: Sequence[TrialRecord]) -> pyarrow.Table:

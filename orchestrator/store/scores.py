@@ -19,6 +19,7 @@ import numpy as np
 from orchestrator.store.files import SCORES, read_table
 from orchestrator.store.identity import Identity
 from orchestrator.store.records import TrialRecord
+from search_spaces.constraints import check_metric
 from workers.data.prompt_benchmarks import PROMPT_BENCHMARKS, PromptBenchmark
 from workers.data.shards import digest
 from workers.data.storage import Storage, in_parallel
@@ -68,14 +69,7 @@ def write_scores(
 
     from workers.data.records import write_shard
 
-    types = {
-        "caption_id": pa.int64(),
-        "sample": pa.int32(),
-        "position": pa.int64(),
-        "group": pa.string(),
-        "score": pa.float64(),
-    }
-    table = pa.Table.from_pylist([row._asdict() for row in rows], pa.schema(types))
+    table = pa.Table.from_pylist([row._asdict() for row in rows], _schema())
     name = score_file(benchmark, record)
     write_shard(storage, name, table, {"kind": _KIND, "name": name})
 
@@ -108,9 +102,43 @@ def with_scores(
     return replace(identity, metrics=metrics), found
 
 
+def _schema() -> pyarrow.Schema:
+    """The columns of a file, and their types."""
+    import pyarrow as pa
+
+    return pa.schema(
+        {
+            "caption_id": pa.int64(),
+            "sample": pa.int32(),
+            "position": pa.int64(),
+            "group": pa.string(),
+            "score": pa.float64(),
+        }
+    )
+
+
 def _read(storage: Storage, name: str) -> pyarrow.Table:
+    """A file of scores. Raises ValueError if it is damaged, or has other content."""
     fix = "remove it, and give the results to `specfrontier measure` again"
-    return read_table(storage, name, fix=fix)
+    table = read_table(storage, name, fix=fix)
+    try:
+        _check(table)
+    except ValueError as error:
+        raise ValueError(
+            f"{storage.locate(name)}: not scores of images ({error}); {fix}"
+        ) from error
+    return table
+
+
+def _check(table: pyarrow.Table) -> None:
+    """Raises ValueError unless a table is as `write_scores` has it."""
+    if table.schema != _schema() or any(column.null_count for column in table.columns):
+        raise ValueError("other columns")
+    score = table["score"].to_numpy()
+    if not len(score) or not ((score >= 0) & (score <= 1)).all():
+        raise ValueError("scores must be from 0 to 1")
+    for tag in filter(None, set(table["group"].to_pylist())):
+        check_metric(tag)  # it is a part of a metric's name
 
 
 def metric_of(benchmark: PromptBenchmark, name: str) -> Metric:

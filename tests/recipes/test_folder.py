@@ -11,7 +11,7 @@ import pytest
 import recipes.components as recipes
 from recipes.components import train_component
 from recipes.evaluate import held_out_figures
-from tests.fakes.picture_folders import as_img2dataset, in_classes, with_texts
+from tests.fakes.picture_folders import as_img2dataset, in_classes, picture, with_texts
 from workers.data.captioned_images import read_folder
 from workers.loading.models_yaml import load_folder
 
@@ -21,6 +21,19 @@ def test_the_number_of_images_is_logged(tmp_path: Path) -> None:
     lines: list[str] = []
     assert recipes._read_folder(tmp_path, lines.append) == read_folder(tmp_path)
     assert lines == [f"{tmp_path}: 3 images; left out: 5 .json"]
+
+
+def test_the_names_of_folders_that_are_captions_are_logged(tmp_path: Path) -> None:
+    """All images below one folder would have its name."""
+    for number in range(2):
+        picture(tmp_path / "img" / "64" / f"{number}.png", "red")
+    lines: list[str] = []
+    recipes._read_folder(tmp_path, lines.append)
+    for name in "edcab":
+        picture(tmp_path / name / "0.png", "red")
+    recipes._read_folder(tmp_path, lines.append)
+    ends = ["2 images; classes: img", "7 images; classes: a, b, c, d and 2 more"]
+    assert lines == [f"{tmp_path}: {end}" for end in ends]
 
 
 def quiet(_: str) -> None: ...

@@ -32,6 +32,7 @@ _LAYOUTS = (
     "captions.jsonl, captions.csv or captions.txt; a .txt beside each image; or one subfolder per "
     "class"
 )
+_MAX_NAMES = 4  # classes that are named
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,20 @@ class CaptionedImages:
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @property
+    def notes(self) -> str:
+        """`classes: cats, dogs; left out: 5 .json`: the captions if they are names of folders, and
+        the files that are left out; "" without either.
+        """
+        notes = []
+        if self.are_classes:
+            names = sorted(set(self.captions))
+            more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+            notes.append(f"classes: {', '.join(names[:_MAX_NAMES])}{more}")
+        if self.left_out:
+            notes.append(f"left out: {self.left_out}")
+        return "; ".join(notes)
 
 
 def read_folder(folder: Path) -> CaptionedImages:
@@ -94,7 +109,19 @@ def _from_texts(files: ImageFiles, texts: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _from_classes(files: ImageFiles) -> tuple[str, ...]:
-    """The name of the subfolder that each image is in, at any depth."""
+    """The name of the subfolder that each image is in, at any depth.
+
+    Raises:
+        ValueError: an image in no subfolder; or a file that looks as if it had the captions, which
+            the names of subfolders would replace.
+    """
+    for name in files.others:
+        if name.rpartition("/")[2].lower() in (*_CAPTION_FILES, *_FOREIGN_FILES):
+            raise ValueError(
+                f"{files.folder / name}: captions that are not read here, so names of subfolders "
+                f"would replace them; give {_LAYOUTS}, in the very folder that you name; or rename "
+                "the file"
+            )
     captions = []
     with collect_errors("image") as collect:
         for name, path in files.images.items():
@@ -200,3 +227,4 @@ _CAPTION_FILES: Mapping[str, Callable[[Path], list[_Row]]] = {
     "captions.csv": _from_csv,
     "captions.txt": partial(_parsed_lines, parse=_from_tabs, form="file name, tab, caption"),
 }
+_FOREIGN_FILES = ("metadata.jsonl", "metadata.csv")  # as the library `datasets` has captions

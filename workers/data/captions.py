@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,6 +119,20 @@ def read_captions(
     return sorted(found, key=lambda caption: _rank(seed, caption.id))[:count]
 
 
+def folder_notes(source: str | Path) -> str:
+    """What to know of a folder of captioned images (see `CaptionedImages.notes`); "" of another
+    source.
+
+    Raises:
+        ValueError: see `read_captions`.
+    """
+    from workers.data.captioned_images import read_folder  # imports torch and Pillow
+
+    if source in (SCENES, CLASSES) or not (folder := local_path(source)).is_dir():
+        return ""
+    return read_folder(folder).notes
+
+
 def scene_captions(count: int, seed: int) -> list[Caption]:
     """Captions of the procedural scenes 0..count-1 of a seed; the built-in model was trained on
     seed 0.
@@ -182,7 +197,7 @@ def _to_captions(rows: Iterable[_Row]) -> list[Caption]:
         for number, (location, text, group) in enumerate(rows):
             with collect():
                 line = caption_in_one_line(text, location)
-                found.append(Caption(number, line, location, _group(group)))
+                found.append(Caption(number, line, location, _group(group, location)))
     return found
 
 
@@ -198,11 +213,17 @@ def _from_folder(folder: Path, column: str | None) -> Iterable[_Row]:
     ]
 
 
-def _group(value: object) -> str:
-    """The group that a column says; "" if it has no text or number there."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+def _group(value: object, location: str) -> str:
+    """The group that a column says, in one line; "" if it has no single value there.
+
+    Raises:
+        ValueError: it has invalid characters.
+    """
+    is_missing = isinstance(value, float) and math.isnan(value)  # as pandas writes it
+    if value is None or is_missing or isinstance(value, list | dict):
         return ""
-    return " ".join(str(value).split())
+    text = " ".join(str(value).split())
+    return caption_in_one_line(text, location) if text else ""
 
 
 def _group_column(columns: Iterable[str], captions: str) -> str | None:

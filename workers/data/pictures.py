@@ -24,6 +24,7 @@ MARGIN = 12
 TEXT_SIZE = 12
 LINE = 15
 _GRID_GAP = 2  # pixels between the images of a grid
+_THUMBNAIL_SIDE = 192  # pixels
 # Five colours of viridis, from dark blue to yellow in even steps of lightness; also readable
 # without colour vision.
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
@@ -100,6 +101,15 @@ def enlarge(picture: Image.Image, side: int) -> Image.Image:
     )
 
 
+def thumbnail(picture: Image.Image, side: int = _THUMBNAIL_SIDE) -> Image.Image:
+    """The picture enlarged to about `side` pixels (see `enlarge`), or reduced to them."""
+    if max(picture.size) <= side:
+        return enlarge(picture, side)
+    small = picture.copy()
+    small.thumbnail((side, side), Image.Resampling.LANCZOS)
+    return small
+
+
 def image_grid(
     pictures: Sequence[Image.Image], columns: int, *, gap: int = _GRID_GAP
 ) -> Image.Image:
@@ -133,13 +143,13 @@ def grid_tiles(grid: Image.Image, side: int, tokens: tuple[int, ...]) -> list[Im
 
 
 def contact_sheet(
-    pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = 192
+    pictures: Sequence[Image.Image], captions: Sequence[str], *, side: int = _THUMBNAIL_SIDE
 ) -> Image.Image:
-    """All pictures, each enlarged to about `side` pixels, with its caption below. Up to four
+    """All pictures, each of about `side` pixels, with its caption below. Up to four
     pictures are one row; more are a grid of at most six columns that is as square as possible.
     """
     font = ImageFont.load_default(TEXT_SIZE)
-    thumbs = [enlarge(picture, side) for picture in pictures]
+    thumbs = [thumbnail(picture, side) for picture in pictures]
     width, height = max(thumb.width for thumb in thumbs), max(thumb.height for thumb in thumbs)
     texts = [wrap(caption, width, font) for caption in captions]
     columns = len(thumbs)

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import pyarrow
 
 UNGROUPED = "none"  # captions without a group, where others have one
-_COLUMNS = ("group", "block", "drafts", "tested", "accepted")
 
 
 def acceptance_file(digest: str) -> str:
@@ -94,20 +93,27 @@ class AcceptanceCounts:
 
         group, block, drafts = np.nonzero(self.tested + self.accepted)
         values = {
-            "group": pa.array([self.groups[place] for place in group], pa.string()),
-            "block": pa.array(block, pa.int32()),
-            "drafts": pa.array(drafts, pa.int32()),
-            "tested": pa.array(self.tested[group, block, drafts].astype(np.int64)),
-            "accepted": pa.array(self.accepted[group, block, drafts].astype(np.int64)),
+            "group": [self.groups[place] for place in group],
+            "block": block,
+            "drafts": drafts,
+            "tested": self.tested[group, block, drafts].astype(np.int64),
+            "accepted": self.accepted[group, block, drafts].astype(np.int64),
         }
-        return pa.table(values)
+        return pa.table(values, _schema())
 
     @classmethod
     def from_table(cls, table: pyarrow.Table) -> Self:
-        """Read what `to_table` wrote."""
-        columns = {name: table[name].to_numpy() for name in _COLUMNS}
+        """Read what `to_table` wrote. Raises ValueError for anything else."""
+        if table.schema != _schema() or any(column.null_count for column in table.columns):
+            raise ValueError("not counts of accepted drafts")
+        columns = {name: table[name].to_numpy() for name in table.column_names}
+        smallest = min(columns[name].min() for name in table.column_names[1:])
+        most = columns["drafts"].max()
+        # a block has a row for each number of drafts up to its largest
+        if smallest < 0 or columns["block"].max() >= BLOCKS or most >= table.num_rows:
+            raise ValueError("counts of accepted drafts that are out of range")
         names, group = np.unique(columns["group"].astype(str), return_inverse=True)
-        shape = (len(names), BLOCKS, int(columns["drafts"].max()) + 1)
+        shape = (len(names), BLOCKS, int(most) + 1)
         tested = np.zeros(shape)
         accepted = np.zeros(shape)
         place = (group, columns["block"], columns["drafts"])
@@ -185,6 +191,14 @@ class AcceptanceCounts:
                 if each.rate is not None
             ],
         }
+
+
+def _schema() -> pyarrow.Schema:
+    """Columns of `to_table`, and their types."""
+    import pyarrow as pa
+
+    places = dict.fromkeys(("block", "drafts"), pa.int32())
+    return pa.schema({"group": pa.string(), **places, "tested": pa.int64(), "accepted": pa.int64()})
 
 
 def _ratio(numerator: Floats, denominator: Floats) -> Estimate:

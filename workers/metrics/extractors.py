@@ -96,7 +96,7 @@ class Extractors:
 
         Raises:
             WeightsError: a weight file is missing, damaged or of another model, or a key is
-                unknown.
+                unknown; or extractors read real images of several sizes.
         """
         if no_images:
             return cls({}, {}, dict.fromkeys((FEATURES, IMAGES), no_images), no_images)
@@ -114,6 +114,7 @@ class Extractors:
                     f"metrics.{other.name}: only some metrics use it; give metrics.inception for "
                     "the others as well"
                 )
+        _check_sides(by_role, image_size)
         context = ScoreContext(
             image_size=image_size, captions=captions, folder=folder, device=device, weights=weights
         )
@@ -182,6 +183,21 @@ class Extractors:
                     inputs = extractor.extract(images)
             scores[name] = scorer.score(inputs, captions).float().cpu()
         return ImageScores(columns, scores)
+
+
+def _check_sides(by_role: Mapping[str, Extractor], image_size: int) -> None:
+    """Raises WeightsError if real images are resized for the first extractor to a size that suits
+    no other: others would compare them with images that were not reduced.
+    """
+    first = by_role.get(FEATURES)
+    if first is None or first.side == image_size:
+        return
+    for other in by_role.values():
+        if other.side != first.side:
+            raise WeightsError(
+                f"metrics.{other.name}: reads real images of {other.side} pixels, but they are "
+                f"resized to {first.side} for metrics.{first.name}; give one of the two"
+            )
 
 
 def _load_scorers(

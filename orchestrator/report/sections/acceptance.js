@@ -38,7 +38,7 @@ function chart({ mean, shares, rates }, title, positions) {
     ],
   });
 }
-export function draw(host, { trials: counts, groups }) {
+export function draw(host, { trials: counts, groups, more_groups: others }) {
   const shown = DATA.trials.filter((trial) => counts[trial.images_of] && trial.duplicate_of === null),
     front = frontOf(DATA.trials, state.x, state.y),
     positions = Math.max(...shown.map((trial) => counts[trial.images_of].shares.length - 1));
@@ -58,11 +58,13 @@ export function draw(host, { trials: counts, groups }) {
   });
   const head = ["trial", "all captions", ...groups],
     table = groups.length > 0 && el("div.scroll", withDownload("acceptance.csv", grid(head, cells, (i) => i > 0)));
+  const rest = others ? ` (${others} more: compare --by group --json)` : "",
+    title = `Accepted drafts of a verification, by ${plural(groups.length, "group")} of captions${rest}:`;
   host.classList.add("panel");
   show(
     host,
     el("div.maps.charts", shown.map(figure)),
-    table && el("p.quiet", `Accepted drafts of a verification, by ${plural(groups.length, "group")} of captions:`),
+    table && el("p.quiet", title),
     table,
   );
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.report.section import SECTIONS, Section, Subject
@@ -17,7 +18,8 @@ _ROUNDING = 1e-12
 _LEAD = (
     "Bars: the share of verifications that accepted so many drafts. Dots: how often the draft at a "
     "position is accepted, of the verifications that tested one there (those before it were "
-    "accepted), with its error over captions. Vanilla drafts nothing, and has no chart."
+    f"accepted), with its error over captions, of at most {_MAX_POSITIONS} drafts. Vanilla drafts "
+    "nothing, and has no chart."
 )
 
 
@@ -28,20 +30,26 @@ def acceptance(subject: Subject) -> dict[str, Any] | None:
     Returns:
         `trials`: by key, `mean` accepted drafts, `shares` from 0 drafts on and `rates` from
         position 1 on, each as value and error, null where nothing was tested; `groups`: `mean` of
-        each group of captions. `groups`: the names of all of them. None without any trial.
+        each group of captions. `groups`: the names of the first of them, `more_groups`: the number
+        of the others. None without any trial.
     """
-    trials: dict[str, Any] = {}
-    names: dict[str, None] = {}
+    found: dict[str, AcceptanceCounts] = {}
+    names: set[str] = set()
     for trial, counts in zip(subject.trials, in_parallel(_read, subject.trials), strict=True):
         if isinstance(counts, ValueError):
             subject.note(f"{counts}; the report lacks its acceptance")
         elif counts is not None and counts.tested.shape[2] > 1:
-            trials[trial.key] = _entry(counts)
-            names |= dict.fromkeys(counts.groups)
-    if not trials:
+            found[trial.key] = counts
+            if len(counts.groups) > 1:
+                names.update(counts.groups)
+    if not found:
         return None
-    groups = list(names)[:_MAX_GROUPS] if len(names) > 1 else []
-    return {"trials": trials, "groups": groups}
+    groups = sorted(names)[:_MAX_GROUPS]
+    return {
+        "trials": {key: _entry(counts, groups) for key, counts in found.items()},
+        "groups": groups,
+        "more_groups": len(names) - len(groups),
+    }
 
 
 def _read(trial: PageTrial) -> AcceptanceCounts | ValueError | None:
@@ -51,14 +59,18 @@ def _read(trial: PageTrial) -> AcceptanceCounts | ValueError | None:
         return error
 
 
-def _entry(counts: AcceptanceCounts) -> dict[str, Any]:
+def _entry(counts: AcceptanceCounts, groups: Sequence[str]) -> dict[str, Any]:
+    """What the page has of a trial, of some of the groups."""
     positions = counts.positions()[: _MAX_POSITIONS + 1]
-    groups = counts.groups if len(counts.groups) > 1 else ()
     return {
         "mean": _measured(counts.mean_accepted()),
         "shares": [_measured(each.share) for each in positions],
         "rates": [each.rate and _measured(each.rate) for each in positions[1:]],
-        "groups": {group: _measured(counts.mean_accepted(group)) for group in groups},
+        "groups": {
+            group: _measured(counts.mean_accepted(group))
+            for group in groups
+            if group in counts.groups
+        },
     }
 
 

@@ -16,12 +16,13 @@ from PIL import Image
 from torch import Tensor
 
 import orchestrator.cli.generation
+from orchestrator.cli import gallery
 from orchestrator.cli.gallery import file_name
 from orchestrator.errors import CommandError
 from orchestrator.options import pick_device
 from tests.fakes.command_line import CommandResult, error_of, specfrontier
 from tests.fakes.toys import toy_drafter, toy_target
-from workers.data.pictures import contact_sheet
+from workers.data.pictures import contact_sheet, thumbnail
 from workers.decoding.engine import Engine
 from workers.decoding.state import Request
 from workers.decoding.timer import PHASES
@@ -349,6 +350,37 @@ def write_prompts(folder: Path) -> tuple[str, list[str]]:
     file = folder / "evaluation_metadata.jsonl"
     file.write_text("".join(f"{line}\n" for line in lines))
     return str(file), lines
+
+
+def test_pictures_of_a_sheet_are_small() -> None:
+    """A sheet of the two thousand pictures of a benchmark, of 1024 pixels, needed 7 gigabytes."""
+    large = Image.new("RGB", (1024, 512), (255, 0, 0))
+    assert thumbnail(large).size == (192, 96)
+    assert thumbnail(large.resize((80, 40))).size == (160, 80)
+    assert contact_sheet([large] * 8, ["one"] * 8).width < 6 * 210
+    assert large.size == (1024, 512)
+
+
+@pytest.mark.usefixtures("toy")
+def test_thumbnails_of_written_images_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gallery, "thumbnail", lambda picture: picture.resize((3, 2)))
+    monkeypatch.setattr(gallery, "_MAX_ON_SHEET", 1)
+    shown: list[list[tuple[int, int]]] = []
+
+    def sheet(pictures: list[Image.Image], captions: list[str]) -> Image.Image:
+        shown.append([picture.size for picture in pictures])
+        return contact_sheet(pictures, captions)
+
+    monkeypatch.setattr(gallery, "contact_sheet", sheet)
+    file, _ = write_prompts(tmp_path)
+    words = ("--captions", file, "--samples", "2", "--out", str(tmp_path / "out"), "--json")
+    for layout in ((), ("--layout", "geneval"), ("--against", "vanilla")):
+        printed = generate(*words, *layout).json
+        with Image.open(tmp_path / "out" / printed["images"][-1]["file"]) as picture:
+            assert picture.size[0] > 3
+    assert shown == [[(3, 2)]] * 4
 
 
 @pytest.mark.usefixtures("toy")

@@ -50,7 +50,7 @@ from workers.data.files import hidden_name
 from workers.data.storage import Storage
 from workers.loading.models_yaml import find_entry
 from workers.metrics.extractors import Extractors
-from workers.scenes.images import IMAGE_SIZE
+from workers.scenes.images import IMAGE_SIZE, sample_captions
 
 SPACE = """\
 name: tested
@@ -158,6 +158,18 @@ def test_the_number_of_reference_images_is_the_true_one(monkeypatch: pytest.Monk
         "  reference   66 images of photos; left"
         in specfrontier("launch", "tested.yaml", "--check").out
     )
+
+
+def test_the_files_left_out_of_a_folder_of_captions_are_said() -> None:
+    folder = Path("scenes that I drew")
+    folder.mkdir()
+    for number, text in enumerate(sample_captions(0, 96)):
+        Image.new("RGB", (48, 48), (number, 0, 0)).save(folder / f"{number}.png")
+        (folder / f"{number}.txt").write_text(text)
+        (folder / f"{number}.tiff").write_bytes(b"x")
+    write(captions={"source": str(folder), "count": 96})
+    text = f"  captions    96 of {folder}, seed 1; left out: 96 .tiff\n"
+    assert text in specfrontier("launch", "tested.yaml", "--check").out
 
 
 def test_a_reference_on_the_clusters_machines_only() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from orchestrator.report.page import page_data
@@ -12,7 +13,9 @@ from orchestrator.store.sweep import Sweep
 from tests.fakes.command_line import error_of, specfrontier
 from tests.fakes.counted_sweeps import counts_of, write_counted_sweep
 from tests.fakes.synthetic_sweeps import write_sweep
-from workers.metrics.acceptance import acceptance_file
+from workers.data.records import write_shard
+from workers.metrics.acceptance import AcceptanceCounts, acceptance_file
+from workers.metrics.estimate import BLOCKS
 
 TRIALS = 10
 
@@ -67,7 +70,7 @@ def test_compare_shows_the_trials_on_the_fronts(sweep: Sweep, plain_sweep: str) 
 
 def test_the_report_has_trials_that_draft(sweep: Sweep) -> None:
     data = page_data([sweep], decode=False)["sections"]["acceptance"]["data"]
-    assert data["groups"] == ["long", "short"]
+    assert (data["groups"], data["more_groups"]) == (["long", "short"], 0)
     record = sweep.records[2]
     entry = data["trials"][record.digest]
     positions = counts_of(2).positions()
@@ -79,11 +82,63 @@ def test_the_report_has_trials_that_draft(sweep: Sweep) -> None:
     assert set(entry["groups"]) == {"long", "short"}
 
 
-def test_a_damaged_file_is_noted_in_the_report(tmp_path: Path) -> None:
+def test_the_report_has_the_first_groups_and_the_number_of_the_others(tmp_path: Path) -> None:
+    """A page of a captions file with a group for each caption stays small."""
+    records = write_sweep(tmp_path, trials=4, shards=True)
+    opened = Sweep.open(tmp_path)
+    names = [f"group {place:02}" for place in range(48)]
+    counts = AcceptanceCounts.of([[1, 2]] * 48, [[3]] * 48, names, [n % BLOCKS for n in range(48)])
+    file = acceptance_file(records[2].digest)
+    write_shard(opened.storage, file, counts.to_table(), {"kind": "acceptance"})
+    data = page_data([opened], decode=False)["sections"]["acceptance"]["data"]
+    assert (data["groups"], data["more_groups"]) == (names[:8], 40)
+    assert list(data["trials"][records[2].digest]["groups"]) == names[:8]
+
+
+def test_a_sweep_without_groups_adds_no_column(sweep: Sweep, tmp_path: Path) -> None:
+    records = write_sweep(tmp_path, trials=10, shards=True)
+    opened = Sweep.open(tmp_path)
+    counts = AcceptanceCounts.of([[1, 2]] * 24, [[3]] * 24, [""] * 24, range(24))
+    for record in records:
+        name = acceptance_file(record.digest)
+        write_shard(opened.storage, name, counts.to_table(), {"kind": "acceptance"})
+    data = page_data([sweep, opened], decode=False)["sections"]["acceptance"]["data"]
+    assert data["groups"] == ["long", "short"]
+    places = [sweep.storage.display_name, str(tmp_path)]
+    text = specfrontier("compare", *places, "--by", "group").out
+    assert text.splitlines()[0].split() == ["trial", "setting", "all", "long", "short"]
+    assert "no groups" in error_of("compare", str(tmp_path), "--by", "group", code=2)
+
+
+def changed(column: str, values: list[object], kind: pa.DataType) -> pa.Table:
+    """The counts of a trial with other values in a column, repeated."""
+    table = counts_of(2).to_table()
+    place = table.column_names.index(column)
+    values = (values * table.num_rows)[: table.num_rows]
+    return table.set_column(place, column, pa.array(values, kind))
+
+
+FOREIGN = {
+    "no column": counts_of(2).to_table().drop_columns(["block"]),
+    "another type": changed("tested", ["many"], pa.string()),
+    "a null": changed("accepted", [1, None], pa.int64()),
+    "a negative count": changed("tested", [1, -1], pa.int64()),
+    "another block": changed("block", [0, BLOCKS], pa.int32()),
+    "a terabyte": changed("drafts", [0, 2**31 - 1], pa.int32()),
+}
+
+
+@pytest.mark.parametrize(
+    "content", [b"PAR1 damaged PAR1", *FOREIGN.values()], ids=["bytes", *FOREIGN]
+)
+def test_a_damaged_or_foreign_file_is_named(tmp_path: Path, content: bytes | pa.Table) -> None:
     records = write_sweep(tmp_path, trials=4, shards=True)
     opened = Sweep.open(tmp_path)
     name = acceptance_file(records[2].digest)
-    opened.storage.write(name, b"PAR1 damaged PAR1")
+    if isinstance(content, bytes):
+        opened.storage.write(name, content)
+    else:
+        write_shard(opened.storage, name, content, {"kind": "acceptance"})
     notes: list[str] = []
     sections = page_data([opened], notes.append, decode=False)["sections"]
     assert "acceptance" not in sections

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from orchestrator.store.scores import estimates
+from orchestrator.store.scores import ScoredImage, estimates, score_file, write_scores
+from orchestrator.store.sweep import Sweep
+from tests.fakes.synthetic_sweeps import write_sweep
+from workers.data.prompt_benchmarks import PROMPT_BENCHMARKS
+from workers.data.records import read_shard, write_shard
 from workers.metrics.estimate import BLOCKS
 
 TAGS = ("colors", "counting", "position")
@@ -84,3 +90,32 @@ def test_a_benchmark_without_groups_has_one_value() -> None:
     table = scores(captions=50, samples=2, seed=2)
     plain = table.set_column(3, "group", pa.array([""] * table.num_rows))
     assert list(estimates("dpg_bench", plain)) == ["dpg_bench"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "problem"),
+    [
+        ("score", pa.array([1.5, 0.0]), "scores must be from 0 to 1"),
+        ("score", pa.array([math.nan, 0.0]), "scores must be from 0 to 1"),
+        ("score", pa.array(["1", "0"]), "other columns"),
+        ("position", pa.array([None, 0], pa.int64()), "other columns"),
+        ("group", pa.array(["<b>", "colors"]), "must be a metric's name"),
+        ("score", None, "other columns"),
+    ],
+)
+def test_a_foreign_file_is_named(tmp_path: Path, column: str, value: Any, problem: str) -> None:
+    """In a sweep that somebody gave, the file may have any content."""
+    record = write_sweep(tmp_path, trials=3, shards=True)[2]
+    storage, benchmark = Sweep.open(tmp_path).storage, PROMPT_BENCHMARKS["geneval"]
+    rows = [ScoredImage(0, 0, 0, "colors", 1.0), ScoredImage(1, 0, 1, "colors", 0.0)]
+    write_scores(storage, benchmark, record, rows)
+    assert Sweep.open(tmp_path).records[2].metrics["geneval_colors"].value == 0.5
+    name = score_file(benchmark, record)
+    table, metadata = read_shard(storage, name)
+    place = table.column_names.index(column)
+    table = table.remove_column(place)
+    if value is not None:
+        table = table.add_column(place, column, value)
+    write_shard(storage, name, table, metadata)
+    with pytest.raises(ValueError, match=rf"{name}: not scores of images \({problem}"):
+        Sweep.open(tmp_path)

@@ -174,6 +174,17 @@ def folders_beside_captioned_images(folder: Path) -> None:
     picture(folder / "more" / "1.png", "red")
 
 
+def captions_of_a_subfolder(folder: Path) -> None:
+    for half in ("held_out", "train"):
+        with_jsonl(folder / half)
+
+
+def captions_of_another_library(folder: Path) -> None:
+    picture(folder / "train" / "0.png", "red")
+    line = json.dumps({"file_name": "train/0.png", "text": "a red wall"})
+    (folder / "metadata.jsonl").write_text(line)
+
+
 def dangling_link(folder: Path) -> None:
     with_texts(folder)
     (folder / "3.png").symlink_to("gone.png")
@@ -203,6 +214,8 @@ def several_wrong_lines(folder: Path) -> None:
         (class_image_at_the_top, "cover.png: no caption; write it into cover.txt"),
         (text_of_some_in_folders, "000000002.JPG: no caption; write it into 000000002.txt"),
         (folders_beside_captioned_images, "more/1.png: no caption; write it into 1.txt"),
+        (captions_of_a_subfolder, r"held_out/captions\.jsonl: captions that are not read here"),
+        (captions_of_another_library, r"metadata\.jsonl: captions that are not read here"),
         (dangling_link, "3.png: a link to gone.png, which does not exist"),
         (
             several_wrong_lines,

@@ -588,3 +588,35 @@ def test_the_largest_seed_that_a_sweep_takes_draws() -> None:
     assert len({caption.text for caption in scene_captions(8, seed)}) > 4
     assert render(sample_attributes(seed, range(2)), seed, range(2)).isfinite().all()
     assert len(set(image_keys(seed, [0, 1], [0, 0]).tolist())) == 2
+
+
+def test_groups_are_those_of_the_column_group_category_or_tag(tmp_path: Path) -> None:
+    """Of any single value; lists, nulls and NaN, as pandas writes a missing one, are no groups."""
+    rows = {
+        "caption": ["a", "b", "c"],
+        "tag": ["x", "y", "z"],
+        "Category": ["long\n one ", "", "3"],
+    }
+    table = 'caption,tag,Category\na,x,"long\n one "\nb,y,\nc,z,3\n'
+    for name in ("a.csv", "a.parquet"):
+        if name == "a.csv":
+            write(tmp_path, name, table)
+        else:
+            pq.write_table(pa.table(rows), tmp_path / name)
+        groups = [caption.group for caption in captions_in_order(tmp_path / name)]
+        assert groups == ["long one", "", "3"], name
+    values = {"category": [True, None], "tag": [float("nan"), 1.5], "group": [["x"], []]}
+    found = {}
+    for name, column in values.items():
+        pq.write_table(pa.table({"caption": ["a", "b"], name: column}), tmp_path / "b.parquet")
+        found[name] = [caption.group for caption in captions_in_order(tmp_path / "b.parquet")]
+    assert found == {"category": ["True", ""], "tag": ["", "1.5"], "group": ["", ""]}
+
+
+@pytest.mark.parametrize("group", ["a\\u0007b", "a\\ud800"])
+def test_a_group_with_invalid_characters_is_refused(tmp_path: Path, group: str) -> None:
+    """It goes into Parquet files and onto terminals, as captions do."""
+    lines = '{"caption": "a", "tag": "x"}\n' + f'{{"caption": "b", "tag": "{group}"}}\n'
+    path = write(tmp_path, "a.jsonl", lines)
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: (control|invalid) character"):
+        read_captions(path)

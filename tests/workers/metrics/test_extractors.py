@@ -138,6 +138,22 @@ def test_images_of_other_sizes_need_the_users_extractors(user_weights: dict[str,
     }
 
 
+def test_extractors_of_two_sizes_are_refused(user_weights: dict[str, str]) -> None:
+    """Real images have one size. That of the images themselves suits all extractors."""
+
+    class Wide(MeanColours):
+        side = 256
+
+    register_extractor("wide", role="wide", architecture="rgb", load=lambda path: Wide())
+    weights = {"colours": user_weights["colours"], "wide": user_weights["colours"]}
+    with pytest.raises(
+        WeightsError, match=r"metrics\.wide: .* of 256 .* to 16 for metrics\.colours"
+    ):
+        load(weights, size=512, captions=["a dog"])
+    assert set(load(weights, size=16, captions=["a dog"]).by_role) == {"features", "wide"}
+    assert set(load({"wide": weights["wide"]}).by_role) == {"features", "wide"}
+
+
 def test_unavailable_metrics_have_reasons() -> None:
     def reasons(*names: str, size: int = 48, reference: bool = True) -> dict[str, str]:
         return unavailable_metrics(

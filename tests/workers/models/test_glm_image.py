@@ -1,8 +1,8 @@
 """GLM-Image through transformers' own forward: its `generate` draws the same tokens, preview and
 image, at the positions that its `get_rope_index` gives.
 
-Only the pixel decoder is a stand-in: `diffusers` is not installed, so a fake module shows what it
-would be called with.
+Only the pixel decoder is a stand-in: a fake module shows what `diffusers`, which need not be
+installed, is called with (see test_glm_image_pixels.py).
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def test_the_official_pipeline_gets_the_codes_of_the_image(
     folder: Path, reference: Any, tmp_path: Path, fake_diffusers: type[FakePipeline]
 ) -> None:
     """Each twice in both directions, one image at a time from the same noise; no code of the
-    preview. The real pipeline was never run.
+    preview.
     """
     whole = pipeline_folder(tmp_path / "whole")
     target = load(folder, decoder=str(whole))

@@ -10,7 +10,7 @@ A position has three axes. They are equal in the prompt. In a grid the first is 
 are the row and the column from there on, and what follows begins behind the longer side.
 
 The authors' pipeline (of the library `diffusers`) turns the image's codes to pixels. Without it a
-target has codes only. It has not been run with this project.
+target has codes only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLING = Sampling(temperature=0.9, top_p=0.75, cfg=1.0)
 _CODE_PX = 32
 _PREVIEW_SIDE = 16  # codes along a side of the preview of a square image
 _REPOSITORY = "hf://zai-org/GLM-Image"
-_INSTALL = "`pip install diffusers`"
+_INSTALL = "`pip install 'diffusers>=0.37'`"  # the first version with its pipeline
 # Parts of the pipeline that make pixels of codes.
 _PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler")
 NO_DECODER = (
@@ -160,7 +160,8 @@ class PixelDecoder:
             )
         except (AttributeError, OSError, ValueError, TypeError) as error:
             raise WeightsError(
-                f"{self.folder}: diffusers cannot load it: {str(error).partition(chr(10))[0]}"
+                f"{self.folder}: diffusers cannot load it ({str(error).partition(chr(10))[0]}): "
+                f"download it again, or {_INSTALL}"
             ) from error
         pipeline.set_progress_bar_config(disable=True)
         return pipeline
