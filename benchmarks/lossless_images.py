@@ -64,7 +64,7 @@ def compare(
     options = [part for entry in assignments for part in ("--set", entry)]
     if trials is not None:
         options += ["--trials", str(trials)]
-    sweeps = {}
+    sweeps: dict[str, Sweep] = {}
     for way, choice in WAYS.items():
         setting = f"quality.lossless={choice}"
         copied = ("--from", str(folder / f"{space}-before")) if copy and sweeps else ()
