@@ -1,4 +1,5 @@
-"""What only a GPU can show: half an hour of measurements, in parts of at most eight minutes.
+"""What only a GPU can show, in parts of at most six minutes; the first four, which decide most, take a
+quarter of an hour.
 
     python -m benchmarks.gpu                       # all parts, to benchmarks/results/gpu.json
     python -m benchmarks.gpu --part kernels graphs
@@ -7,16 +8,16 @@
 
 It needs torch, Triton, numpy, safetensors, transformers and PyYAML, no installation of this project
 and no network. Every part runs in a process of its own. Its rows are written as they come; what
-fails is a row with its error. A part whose time is spent stops; the same command continues it, and
-does not repeat what the file has of this device, torch and code.
+fails is a row with its error. A part whose time is spent stops. The same command goes on, with parts
+that have not begun first, and does not repeat what the file has of this device, torch and code.
 
 kernels: Triton kernels against the code that defines them: outcomes, time, block sizes,
     compilation.
 graphs: CUDA graphs against eager passes: tokens and time of every preset.
 speed: decoding steps at LlamaGen-XL, 3B and Anole-7B shapes with random weights, batch 1, 8 and 32:
     time against the bandwidth's, share outside the models, attention kernels, memory.
-memory: what graphs and engines keep over a trial of 200 images, and over 40 trials.
 timings: a sweep's timing session, twice: whether the costs agree.
+memory: what graphs and engines keep over a trial of 200 images, and over 40 trials.
 plan: memory and seconds that `doctor --plan` predicts, against those of whole images.
 precision: images that differ between vanilla and speculative decoding at temperature 0 in 16-bit
     numbers.
@@ -37,11 +38,11 @@ from benchmarks.gpu.run import supervise
 from benchmarks.gpu.table import table
 
 LIMITS_S = {
-    "kernels": 240,
-    "graphs": 330,
-    "speed": 480,
+    "kernels": 90,
+    "graphs": 90,
+    "speed": 360,
+    "timings": 180,
     "memory": 240,
-    "timings": 210,
     "plan": 120,
     "precision": 180,
 }
@@ -82,11 +83,14 @@ def main() -> None:
         if path.exists():
             _or_error(parser, path)
         record = Record(path, setup.machine())
-        for name in args.part:
+        for name in sorted(args.part, key=record.has_begun):
             supervise(record, f"benchmarks.gpu.{name}", setup, LIMITS_S[name])
             part = record.part(name)
             state = "complete" if part["complete"] else "not complete: run it again to continue"
-            print(f"{name}: {len(part['rows'])} rows, {state}", flush=True)
+            print(
+                f"{name}: {len(part['rows'])} rows, start-up {part['startup_s']:.1f} s, {state}",
+                flush=True,
+            )
         print(table(runs_of(path)[-1:]))
 
 

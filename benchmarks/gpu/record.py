@@ -91,6 +91,10 @@ def _output(*command: str) -> str | None:
     return None
 
 
+def _new_part() -> dict[str, Any]:
+    return {"complete": False, "rows": [], "startup_s": 0.0}
+
+
 class Record:
     """The rows of one run in the file; those of other runs stay as they are.
 
@@ -111,16 +115,20 @@ class Record:
         return found, found["runs"][-1]
 
     def part(self, name: str) -> dict[str, Any]:
-        """`rows`, whether the part is `complete`, and the case that is `running`, if there is
-        one.
+        """`rows`, whether the part is `complete`, the case that is `running`, if there is one, and
+        the seconds of its processes before their first cases.
         """
-        part: dict[str, Any] = self._load()[1]["parts"].get(name, {"complete": False, "rows": []})
+        part: dict[str, Any] = self._load()[1]["parts"].get(name, _new_part())
         return part
+
+    def has_begun(self, name: str) -> bool:
+        """Whether a part has rows."""
+        return bool(self.part(name)["rows"])
 
     def update(self, name: str, rows: Iterable[Row] = (), **changes: Any) -> None:
         """Add rows to a part, change its other entries, and write the file."""
         found, run = self._load()
-        part = run["parts"].setdefault(name, {"complete": False, "rows": []})
+        part = run["parts"].setdefault(name, _new_part())
         part["rows"] += rows
         part.update(changes)
         self.path.parent.mkdir(parents=True, exist_ok=True)

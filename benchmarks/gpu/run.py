@@ -19,10 +19,13 @@ GRACE_S = 60.0  # that the last case of a part may take beyond its limit
 START_AGAIN = 3  # exit status: the device is not usable in this process any more
 
 
-def run_part(record: Record, module: str, setup: Setup, seconds: float) -> None:
+def run_part(
+    record: Record, module: str, setup: Setup, seconds: float, started: float | None = None
+) -> None:
     """Measure a part's cases that have no row yet, until `seconds` are spent.
 
-    module: of the part: its last name is the part's, and its `cases` are measured.
+    module: of the part: its last name is the part's, and its `cases` are measured. started: when
+    this process was started, in seconds since the epoch.
 
     Raises:
         SystemExit: the device does not work in this process any more.
@@ -31,6 +34,10 @@ def run_part(record: Record, module: str, setup: Setup, seconds: float) -> None:
     begin, measured = time.monotonic(), {row["case"] for row in record.part(name)["rows"]}
     try:
         for case, measure in import_module(module).cases(setup):
+            if started is not None:
+                startup = record.part(name)["startup_s"] + time.time() - started
+                record.update(name, startup_s=startup)
+                started = None
             if case in measured:
                 continue
             if time.monotonic() - begin > seconds:
@@ -99,7 +106,7 @@ def supervise(
     name, begin = part_name(module), time.monotonic()
     while not record.part(name)["complete"] and (left := limit - (time.monotonic() - begin)) > 0:
         process = multiprocessing.get_context("spawn").Process(
-            target=run_part, args=(record, module, setup, left)
+            target=run_part, args=(record, module, setup, left, time.time())
         )
         process.start()
         process.join(left + grace)

@@ -44,10 +44,11 @@ from workers.runtime.timing import synchronize
 
 SETTINGS = {
     "vanilla": preset("vanilla"),
-    "jacobi window": preset("sjd"),
+    "jacobi window": preset("scd"),
     "chain": DecodingConfig(Eagle(), Chain(length=4)),
     "static": preset("eagle1"),
     "dynamic": preset("eagle2"),
+    "relaxed": preset("lantern"),
     "adjacency": preset("adt"),
 }
 MODELS = (XL, "llamagen-3b-c2i", "anole-7b")
