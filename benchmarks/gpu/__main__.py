@@ -1,5 +1,5 @@
-"""What only a GPU can show, in parts of at most six minutes; the first four, which decide most, take a
-quarter of an hour.
+"""What only a GPU can show, in parts of at most six minutes. The first four, which decide most,
+take a quarter of an hour.
 
     python -m benchmarks.gpu                       # all parts, to benchmarks/results/gpu.json
     python -m benchmarks.gpu --part kernels graphs
@@ -8,8 +8,9 @@ quarter of an hour.
 
 It needs torch, Triton, numpy, safetensors, transformers and PyYAML, no installation of this project
 and no network. Every part runs in a process of its own. Its rows are written as they come; what
-fails is a row with its error. A part whose time is spent stops. The same command goes on, with parts
-that have not begun first, and does not repeat what the file has of this device, torch and code.
+fails is a row with its error. A part whose time is spent stops. The same command goes on, with
+parts that have not begun first, and does not repeat what the file has of this device, torch and
+code.
 
 kernels: Triton kernels against the code that defines them: outcomes, time, block sizes,
     compilation.

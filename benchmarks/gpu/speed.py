@@ -44,7 +44,7 @@ from workers.runtime.timing import synchronize
 
 SETTINGS = {
     "vanilla": preset("vanilla"),
-    "jacobi window": preset("scd"),
+    "jacobi window": preset("sjd"),
     "chain": DecodingConfig(Eagle(), Chain(length=4)),
     "static": preset("eagle1"),
     "dynamic": preset("eagle2"),
