@@ -100,10 +100,10 @@ class JacobiWindow(Drafting[AnyBatch]):
         new = self._nodes >= self.known[:, None]
         tokens = torch.where(new, self._new_tokens(batch), self.tokens)
         if self._sampled and self._params.initialisation == "uniform":
-            _fill_rows(self.probs, new, 1 / self._vocab_size)
+            self.probs.masked_fill_(new[..., None], 1 / self._vocab_size)
         elif self._sampled:
             index = tokens[..., None]
-            _fill_rows(self.probs, new, 0)
+            self.probs.masked_fill_(new[..., None], 0)
             self.probs.scatter_(
                 2, index, self.probs.gather(2, index).masked_fill(new[..., None], 1)
             )
@@ -230,16 +230,6 @@ class JacobiWindow(Drafting[AnyBatch]):
         return torch.index_select(values.flatten(0, 1), 0, rows.flatten(), out=flat).view(
             size, -1, codes
         )
-
-
-def _fill_rows(probs: Tensor, rows: Tensor, value: float) -> None:
-    """Fill probs [B, N, V] in place where rows [B, N] is True. On a CPU other rows are not touched;
-    elsewhere the host does not wait for their number.
-    """
-    if probs.is_cpu:
-        probs.flatten(0, 1).index_fill_(0, rows.flatten().nonzero()[:, 0], value)
-    else:
-        probs.masked_fill_(rows[..., None], value)
 
 
 @dataclass(frozen=True, slots=True)
