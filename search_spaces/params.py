@@ -241,11 +241,13 @@ class Params:
 
     def __post_init__(self) -> None:
         for key, field in self.fields().items():
-            with at(key):
-                value = getattr(self, field.name)
+            value = getattr(self, field.name)
+            try:
                 if value is not None and (problem := self.lacks(field.name)):
                     raise ConfigError((), problem)
                 object.__setattr__(self, field.name, field.fit(value))
+            except ConfigError as error:  # `at` would take as long as all else here
+                raise error.under(key) from error.__cause__
         self.check()
 
     def lacks(self, name: str) -> str:
@@ -452,33 +454,8 @@ def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
     if value is None and NoneType in get_args(annotation):
         return None
     kind = without_none(annotation)
-    args = get_args(kind)
-    if get_origin(kind) is UnionType:  # one value, or a list of such
-        single, several = args
-        wanted = several if isinstance(value, list | tuple) else single
-        return fit_value(wanted, value, allowed)
-    if get_origin(kind) is Union:  # a word, or a number
-        words = get_args(args[0])
-        number_type = args[1]
-        if isinstance(value, str) and value not in words:
-            raise ConfigError((), f"must be a number or {_list(words)}, got {quoted(value)}")
-        if isinstance(value, str):
-            return value
-        return fit_value(number_type, value, allowed)
-    if get_origin(kind) is tuple:
-        entries = expect_list(value)
-        if args[-1] is not Ellipsis and len(entries) != len(args):
-            raise ConfigError((), f"must be a list of {len(args)}, got {quoted(entries)}")
-        kinds = args[:1] * len(entries) if args[-1] is Ellipsis else args
-        return tuple(
-            fit_value(inner, entry, allowed) for inner, entry in zip(kinds, entries, strict=True)
-        )
-    if get_origin(kind) is Mapping:
-        return expect_mapping(value)
     if kind not in (int, float):
-        if not isinstance(value, str):
-            raise ConfigError((), f"must be a string, got {quoted(value)}")
-        return value
+        return _fit_other(kind, value, allowed)
     if isinstance(value, bool) or not isinstance(value, Integral if kind is int else Real):
         noun = "whole number" if kind is int else "number"
         raise ConfigError((), f"must be a {noun}, got {quoted(value)}")
@@ -494,3 +471,29 @@ def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
     if number not in allowed:
         raise ConfigError((), f"must be {allowed}, got {quoted(value)}")
     return number
+
+
+def _fit_other(kind: Any, value: object, allowed: Range) -> Any:
+    """`value` converted to a type that is no number."""
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is UnionType:  # one value, or a list of such
+        wanted = args[1] if isinstance(value, list | tuple) else args[0]
+        return fit_value(wanted, value, allowed)
+    if origin is Union:  # a word, or a number
+        words, number_type = get_args(args[0]), args[1]
+        if isinstance(value, str) and value not in words:
+            raise ConfigError((), f"must be a number or {_list(words)}, got {quoted(value)}")
+        return value if isinstance(value, str) else fit_value(number_type, value, allowed)
+    if origin is tuple:
+        entries = expect_list(value)
+        if args[-1] is not Ellipsis and len(entries) != len(args):
+            raise ConfigError((), f"must be a list of {len(args)}, got {quoted(entries)}")
+        kinds = args[:1] * len(entries) if args[-1] is Ellipsis else args
+        return tuple(
+            fit_value(inner, entry, allowed) for inner, entry in zip(kinds, entries, strict=True)
+        )
+    if origin is Mapping:
+        return expect_mapping(value)
+    if not isinstance(value, str):
+        raise ConfigError((), f"must be a string, got {quoted(value)}")
+    return value

@@ -39,6 +39,8 @@ class Branch:
 
     params: Mapping[str, str]  # the study's parameters for these labels
     leaves: tuple[Entry, ...]  # the leaves that remain
+    # Sections that its configs have had, by name and text: its space's branches share them.
+    sections: dict[tuple[str, str], dict[str, Any]] = field(compare=False, repr=False)
 
     def config(self, values: Iterable[Any], sampling: Sampling) -> DecodingConfig:
         """The config in which the leaves have these values. Raises ConfigError if its parts cannot
@@ -48,7 +50,7 @@ class Branch:
         for leaf, value in zip(self.leaves, values, strict=True):
             section, key = leaf.path
             mapping.setdefault(section, {})[key] = value
-        return DecodingConfig.from_mapping(mapping, sampling)
+        return DecodingConfig.from_mapping(mapping, sampling, self.sections)
 
     def corners(self) -> list[tuple[Any, ...]]:
         """Values per leaf: all combinations of ends if they are few, else two opposite corners, and
@@ -178,23 +180,22 @@ class Space:
 
     def branches(self) -> Iterator[Branch]:
         """Every combination of branches."""
-        yield from _branches(self.entries, frozenset({()}), Branch({}, ()))
+        yield from _branches(self.entries, frozenset({()}), Branch({}, (), {}))
 
 
 def _branches(entries: Block, chosen: frozenset[Scope], start: Branch) -> Iterator[Branch]:
     """The branches that begin with `start`, of the entries whose scopes are `chosen`."""
-    params = start.params
-    leaves = start.leaves
+    params, leaves, sections = start.params, start.leaves, start.sections
     for index, entry in enumerate(entries):
         if entry.scope not in chosen:
             continue
         if entry.is_choice:
             for label in entry.domain.corners:
-                branch = Branch({**params, entry.name: label}, leaves)
+                branch = Branch({**params, entry.name: label}, leaves, sections)
                 yield from _branches(entries[index + 1 :], chosen | {entry.branch(label)}, branch)
             return
         leaves = (*leaves, entry)
-    yield Branch(params, leaves)
+    yield Branch(params, leaves, sections)
 
 
 def _candidates(leaf: Entry, values: Mapping[str, Any]) -> list[tuple[Scalar, Any]]:

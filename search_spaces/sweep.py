@@ -12,7 +12,7 @@ spaces.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -175,13 +175,7 @@ class SweepConfig:
     @staticmethod
     def read_name(path_or_name: str | Path, overrides: Mapping[str, Any] | None = None) -> str:
         """The name alone of the sweep that `read` reads; raises the same errors."""
-        path = find_space(path_or_name)
-        document = _read_document(path.read_bytes(), str(path), overrides)
-        with document.locate_errors():
-            given = expect_mapping(document.data)
-            return SweepHeader.from_mapping(
-                {key: given[key] for key in ("name",) if key in given}
-            ).name
+        return _read_header(find_space(path_or_name), ("name",), overrides).name
 
     @classmethod
     def from_mapping(cls, mapping: object) -> SweepConfig:
@@ -317,6 +311,16 @@ def _read_document(text: str | bytes, file: str, overrides: Mapping[str, Any] | 
     return document
 
 
+def _read_header(
+    path: Path, keys: Iterable[str], overrides: Mapping[str, Any] | None = None
+) -> SweepHeader:
+    """These keys alone of the sweep in a file."""
+    document = _read_document(path.read_bytes(), str(path), overrides)
+    with document.locate_errors():
+        given = expect_mapping(document.data)
+        return SweepHeader.from_mapping({key: given[key] for key in keys if key in given})
+
+
 def ready_spaces() -> list[str]:
     """Names of the ready spaces, the papers' tables last: `quickstart`, `papers/...`."""
     names = (path.relative_to(_READY).with_suffix("").as_posix() for path in _READY.rglob("*.yaml"))
@@ -325,7 +329,10 @@ def ready_spaces() -> list[str]:
 
 def describe_spaces() -> dict[str, str]:
     """The purpose of each ready space, by its name."""
-    return {name: SweepConfig.read(name).about for name in ready_spaces()}
+    return {
+        name: _read_header(_READY / f"{name}.yaml", ("name", "about")).about
+        for name in ready_spaces()
+    }
 
 
 def find_space(path_or_name: str | Path) -> Path:

@@ -192,22 +192,32 @@ class DecodingConfig:
             raise ConfigError(("modulation",), problem)
 
     @classmethod
-    def from_mapping(cls, mapping: object, sampling: Sampling | None = None) -> DecodingConfig:
+    def from_mapping(
+        cls,
+        mapping: object,
+        sampling: Sampling | None = None,
+        sections: dict[tuple[str, str], dict[str, Any]] | None = None,
+    ) -> DecodingConfig:
         """Read a mapping as in the module's example; `to_mapping` writes it.
 
         A drafter or tree may be the name of a kind, the acceptance the name of a published rule.
         `sampling` gives the keys that the mapping does not set. Without it a section `sampling`
         must have all of its keys: a partial one would silently replace the target's own values by
-        neutral ones.
+        neutral ones. `sections` keeps the parts of each section by its name and value's text, for
+        many configs that are combinations of few sections.
 
         Raises:
             ConfigError: an unknown key or kind, an invalid value, or parts that cannot be combined.
         """
         given = expect_mapping(mapping, SECTIONS)
+        kept = {} if sections is None else sections
         parts: dict[str, dict[str, Any]] = {}
         for name, section in SECTIONS.items():
-            with at(name):
-                parts[name] = section.read(given.get(name))
+            key = (name, repr(given.get(name)))
+            if key not in kept:
+                with at(name):
+                    kept[key] = section.read(given.get(name))
+            parts[name] = kept[key]
         with at("sampling"):
             if given.get("sampling") is not None:
                 set_keys = SECTIONS["sampling"].expand(given["sampling"])
