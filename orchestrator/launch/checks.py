@@ -33,7 +33,7 @@ from search_spaces.sweep import SweepConfig
 from search_spaces.sweep_sections import NO_REFERENCE
 from search_spaces.trial import DecodingConfig
 from workers.data.captions import captions_hash
-from workers.data.reference import FILE, check_reference
+from workers.data.reference import FILE, check_reference, count_images
 from workers.data.shards import FORMAT
 from workers.loading.models import Capabilities
 from workers.metrics.definition import FEATURES, REFERENCE, Metric
@@ -265,15 +265,25 @@ class _ImageCounts:
 
 
 def _check_image_counts(inspection: Inspection) -> None:
-    """Fréchet distances with too few images, on all captions or at a rung (see `_ImageCounts`)."""
+    """Fréchet distances with too few images, on all captions or at a rung (see `_ImageCounts`), or
+    with too few real ones.
+    """
+    reference = inspection.sweep.reference
     for path, metric in inspection.decisive:
         if not metric.covariance_of:
             continue
+        width = inspection.extractors[metric.covariance_of].width
+        if REFERENCE in metric.needs:
+            count, _ = count_images(reference.source, count=reference.count)
+            if count <= width:
+                raise ConfigError(
+                    ("reference",),
+                    f"{metric.name} needs more images: {count} of {reference.source} are too few "
+                    f"for a covariance of {width} features; use more than {width}, or a metric "
+                    "without a covariance, such as kid",
+                )
         counts = _ImageCounts(
-            metric.name,
-            len(inspection.captions),
-            inspection.sweep.quality.samples,
-            inspection.extractors[metric.covariance_of].width,
+            metric.name, len(inspection.captions), inspection.sweep.quality.samples, width
         )
         with at(*path):
             counts.check_captions()

@@ -71,15 +71,15 @@ def build_reference(
 
     Args:
         source: "scenes", a folder, or the path or URI of a reference file.
-        extractors: the extractors; the first one's features decide on the number of images.
+        extractors: the extractors.
         size: pixels along a side of the images.
         count: largest number of images.
         seed: selects the images (see `real_images`).
         on_progress: called after every batch with the number of finished images and the total.
 
     Raises:
-        ValueError: see `real_images` and `read_reference`; an unreadable image; at most as many
-            images as features, which leaves the covariance singular; features that are not finite.
+        ValueError: see `real_images` and `read_reference`; an unreadable image; features that are
+            not finite.
     """
     if is_reference_file(source):
         return _validated(read_reference(source, extractors=extractors, count=count))
@@ -132,7 +132,6 @@ def check_reference(
         _validated(read_reference(source, extractors=extractors, count=count))
         return
     images = real_images(source, size=size, count=count, seed=seed)
-    _check_count(images.count, extractors[0].width, str(source))
     if not has_features:
         check_images(images.paths)
 
@@ -238,7 +237,6 @@ def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any
 
 def _validated(reference: Reference) -> Reference:
     facts = reference.facts
-    _check_count(facts["count"], reference.features[0].shape[1], facts["source"])
     identities = [facts["identity"], *facts.get("also", {}).values()]
     for features, identity in zip(reference.features, identities, strict=True):
         if not features.isfinite().all():
@@ -246,14 +244,6 @@ def _validated(reference: Reference) -> Reference:
                 f"reference {facts['source']}: {identity} gave features that are not finite"
             )
     return reference
-
-
-def _check_count(count: int, width: int, source: str) -> None:
-    if count <= width:
-        raise ValueError(
-            f"reference {source}: {count} images are too few for {width} features; use more than "
-            f"{width}"
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,6 @@ def test_progress_on_a_terminal(
             2,
             r"--out s3://.*lab/a\.csv: .*\.parquet",
         ),
-        (("PHOTOS", "--count", "64"), 2, "more than 64"),
         (("PHOTOS", "--device", "gpu"), 2, "--device gpu"),
         (("PHOTOS", "--models", "nowhere"), 2, "nowhere: no such file or folder"),
         (("PHOTOS", "--models", "MODELS#missing"), 1, r"nowhere\.pth: no such file"),

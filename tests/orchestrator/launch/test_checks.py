@@ -355,7 +355,7 @@ def write_reference() -> None:
     ("prepare", "source", "parts"),
     [
         (lambda: None, "photos", ("photos: no such folder",)),
-        (lambda: write_photos(64), "photos", ("photos: 64 images", "more than 64")),
+        (lambda: write_photos(64), "photos", ("fid", "64 of photos", "more than 64", "kid")),
         (
             write_broken_photo,
             "photos",
@@ -367,6 +367,12 @@ def write_reference() -> None:
 def test_references(prepare: Callable[[], None], source: str, parts: Words) -> None:
     prepare()
     assert_contains(problem(reference={"source": source}), ("reference: ", *parts))
+
+
+def test_few_real_images_serve_metrics_without_a_covariance() -> None:
+    write_photos(40)
+    few = {"source": "photos"}
+    assert_passes(reference=few, objectives=["speedup", "kid"], metrics=["precision", "fid"])
 
 
 def test_images_whose_features_are_stored_are_not_read_again() -> None:

@@ -263,8 +263,8 @@ def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_a_reference(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos")
-    with pytest.raises(ValueError, match=r"12 images.*more than 12"):
-        build_reference(folder, [Means()], size=8, count=12)
+    few = build_reference(folder, [Means()], size=8, count=5)  # fewer than features: enough for kid
+    assert few.features[0].shape == (5, 12)
     with pytest.raises(ValueError, match="no such folder"):
         build_reference(tmp_path / "nothing", [Means()], size=8)
     (tmp_path / "empty").mkdir()
