@@ -18,10 +18,10 @@ pytestmark = pytest.mark.usefixtures("equal_dry_runs_once")
 TIMED = """\
 name: timed
 models: WEIGHTS
-captions: {source: scenes, count: 70, seed: 1}
+captions: {source: scenes, count: 16, seed: 1}
 reference: {source: none}
-quality: {batch: 35, shard: 70}
-timing: {batch: [1, 3], images: 4, repetitions: 2, precision: 0}
+quality: {batch: 16, shard: 16}
+timing: {batch: [2, 3], images: 4, repetitions: 2, precision: 0}
 metrics: [speedup]
 objectives: [speedup, step_compression]
 search: {sampler: grid}
@@ -64,7 +64,7 @@ def test_a_plan_counts_the_images_that_the_sweep_times(tmp_path: Path) -> None:
         table, facts = read_shard(sweep.storage, f"timings/{name}", fix="")
         images[f"timings/{name}" in own] += sum(table.column("batch").to_pylist())
         sizes[f"timings/{name}" in own] += len(facts["configs"])
-    each = 2 * 2 * 6  # batch sizes, repetitions, images rounded up to a multiple of 1 and 3
+    each = 2 * 2 * 6  # batch sizes, repetitions, images rounded up to a multiple of 2 and 3
     assert sizes[True] == 2 + 3 + 2, (
         "vanilla with the enqueued chain, then two others, the first beside it"
     )
