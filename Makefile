@@ -4,15 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # A path file, not a finder: a folder `specfrontier`, such as this one, in the working directory is no package then.
 EDITABLE := --config-settings editable_mode=compat
-# Processes that share the tests, file by file: what a file makes (a sweep, a browser, a cluster) is made once. Three
+# Processes that share the tests, file by file: what a file makes (a sweep, a browser, a cluster) is made once. Four
 # for two cores: tests of Ray, servers and browsers mostly wait.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 
 .PHONY: help venv test lint docs bench sweep clean
 
 help:
 	@echo "make venv   virtual environment with pinned dependencies in $(VENV)"
-	@echo "make test   the tests, in three processes (TEST_WORKERS=N)"
+	@echo "make test   the tests, in four processes (TEST_WORKERS=N)"
 	@echo "make lint   ruff and mypy (strict)"
 	@echo "make docs   the documentation as a site in site/"
 	@echo "make bench  the benchmarks: every method's row, and the engine's overhead"
