@@ -185,7 +185,9 @@ class Space:
 
 def _branches(entries: Block, chosen: frozenset[Scope], start: Branch) -> Iterator[Branch]:
     """The branches that begin with `start`, of the entries whose scopes are `chosen`."""
-    params, leaves, sections = start.params, start.leaves, start.sections
+    params = start.params
+    leaves = start.leaves
+    sections = start.sections
     for index, entry in enumerate(entries):
         if entry.scope not in chosen:
             continue

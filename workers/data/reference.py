@@ -27,6 +27,7 @@ from workers.data.storage import Storage
 from workers.scenes.images import IMAGE_SIZE, render, sample_attributes
 
 _BATCH = 256  # images in memory
+_MIN_IMAGES = 4  # of `precision`: an image and its three nearest neighbours
 FILE = "reference.parquet"
 _KIND = "reference"
 _FIX = (
@@ -78,8 +79,8 @@ def build_reference(
         on_progress: called after every batch with the number of finished images and the total.
 
     Raises:
-        ValueError: see `real_images` and `read_reference`; an unreadable image; features that are
-            not finite.
+        ValueError: see `real_images` and `read_reference`; an unreadable image; fewer than four
+            images; features that are not finite.
     """
     if is_reference_file(source):
         return _validated(read_reference(source, extractors=extractors, count=count))
@@ -132,6 +133,7 @@ def check_reference(
         _validated(read_reference(source, extractors=extractors, count=count))
         return
     images = real_images(source, size=size, count=count, seed=seed)
+    _check_count(images.count, str(source))
     if not has_features:
         check_images(images.paths)
 
@@ -237,6 +239,7 @@ def _facts(images: RealImages, extractors: Sequence[Extractor]) -> dict[str, Any
 
 def _validated(reference: Reference) -> Reference:
     facts = reference.facts
+    _check_count(facts["count"], facts["source"])
     identities = [facts["identity"], *facts.get("also", {}).values()]
     for features, identity in zip(reference.features, identities, strict=True):
         if not features.isfinite().all():
@@ -244,6 +247,13 @@ def _validated(reference: Reference) -> Reference:
                 f"reference {facts['source']}: {identity} gave features that are not finite"
             )
     return reference
+
+
+def _check_count(count: int, source: str) -> None:
+    if count < _MIN_IMAGES:
+        raise ValueError(
+            f"reference {source}: too few images ({count}); use at least {_MIN_IMAGES}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

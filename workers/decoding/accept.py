@@ -386,7 +386,7 @@ class Acceptor:
         """
         if self.sampling.temperature == 0:
             return probs.argmax(-1)
-        return rng.sample_once(Purpose.TARGET, probs, positions)
+        return rng.sample_without_table(Purpose.TARGET, probs, positions)
 
     def _accept_greedy(self, tree: DraftTree, logits: Tensor, batch: Batch) -> AcceptResult:
         """Temperature 0: a node is accepted if the rule accepts it and all of its ancestors in

@@ -196,9 +196,9 @@ class CounterRNG:
         parts = zip(torch.split(probs, at_once, 1), torch.split(positions, at_once, 1), strict=True)
         return torch.cat([self.sample(purpose, *part) for part in parts], dim=1)
 
-    def sample_once(self, purpose: Purpose, probs: Tensor, positions: Tensor) -> Tensor:
-        """Tokens [B] for positions [B], each from its probs [B, V], as `sample`; for numbers that
-        no other pass reads, so that a table of them would be no gain.
+    def sample_without_table(self, purpose: Purpose, probs: Tensor, positions: Tensor) -> Tensor:
+        """The tokens [B] of `sample` for positions [B], each from its probs [B, V]. No other pass
+        reads their numbers, so a table of them would save nothing.
         """
         if not probs.is_cpu or probs.shape[1] < _MANY_CODES:
             return self.sample(purpose, probs[:, None], positions[:, None])[:, 0]

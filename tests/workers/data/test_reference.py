@@ -263,8 +263,11 @@ def test_files_that_are_no_reference_are_refused(tmp_path: Path) -> None:
 
 def test_what_cannot_be_a_reference(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos")
-    few = build_reference(folder, [Means()], size=8, count=5)  # fewer than features: enough for kid
-    assert few.features[0].shape == (5, 12)
+    few = build_reference(folder, [Means()], size=8, count=4)  # fewer than features: enough for kid
+    assert few.features[0].shape == (4, 12)
+    for check in (build_reference, check_reference):
+        with pytest.raises(ValueError, match=r"photos.*: too few images \(3\); use at least 4"):
+            check(folder, [Means()], size=8, count=3)
     with pytest.raises(ValueError, match="no such folder"):
         build_reference(tmp_path / "nothing", [Means()], size=8)
     (tmp_path / "empty").mkdir()

@@ -148,7 +148,7 @@ def test_tokens_of_numbers_that_are_read_once_are_those_of_the_tables(kept: int)
     probs = logits.masked_fill(logits < least, -torch.inf).softmax(-1)
     numbers = rng.CounterRNG(torch.arange(8).repeat_interleave(8), 6)
     positions = torch.arange(8).repeat(8)  # two are past the end
-    once = numbers.sample_once(rng.Purpose.TARGET, probs, positions)
+    once = numbers.sample_without_table(rng.Purpose.TARGET, probs, positions)
     assert not numbers._tables
     assert torch.equal(
         once, numbers.sample(rng.Purpose.TARGET, probs[:, None], positions[:, None])[:, 0]
@@ -164,5 +164,5 @@ def test_a_row_without_mass_or_with_nan_has_the_token_of_the_tables(entry: float
     numbers = rng.CounterRNG(torch.arange(2), 4)
     positions = torch.tensor([0, 3])
     expected = numbers.sample(rng.Purpose.TARGET, probs[:, None], positions[:, None])[:, 0]
-    assert torch.equal(numbers.sample_once(rng.Purpose.TARGET, probs, positions), expected)
+    assert torch.equal(numbers.sample_without_table(rng.Purpose.TARGET, probs, positions), expected)
     assert expected[0] == 17
