@@ -474,7 +474,7 @@ def fit_value(annotation: Any, value: object, allowed: Range) -> Any:
 
 
 def _fit_other(kind: Any, value: object, allowed: Range) -> Any:
-    """`value` converted to a type that is no number."""
+    """`value` converted to a type that is not a number."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is UnionType:  # one value, or a list of such
         wanted = args[1] if isinstance(value, list | tuple) else args[0]
