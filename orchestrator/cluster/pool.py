@@ -178,7 +178,7 @@ class Pool:
             return self._handle_death(worker, describe_error(error))
         if not worker.ready:
             self._handle_start(worker, output, cause)
-        if (task := worker.finish(self._clock.now)) is None:
+        if (task := self._finish(worker)) is None:
             return None
         if cause and cause.startswith(StorageError.__name__):
             # No trial is to blame, and the search must not count it as one that failed.
@@ -281,7 +281,7 @@ class Pool:
             if other.is_idle:
                 other.request_facts()
         self._grow()
-        if (task := worker.finish(self._clock.now)) is None:
+        if (task := self._finish(worker)) is None:
             return None
         if attempts := self._attempts.last(task, worker.node_id, self._node_ids):
             what = describe_task(task.payload, self._spec.get("captions"))
@@ -314,11 +314,22 @@ class Pool:
             able = [worker for worker in idle if worker.can_run(task)]
             if able:
                 worker = min(able, key=lambda worker: (TIME in worker.roles, -worker.since))
-                worker.run(task, self._clock.now)
+                self._run(task, worker)
                 idle.remove(worker)
                 self._waiting.remove(task)
             if not idle:
                 break
+
+    def _run(self, task: Task, worker: PoolWorker) -> None:
+        worker.run(task, self._clock.now)
+        if task.kind == TimingSession.kind:
+            self._emit(events.Timing(worker.name, len(task.payload["configs"])))
+
+    def _finish(self, worker: PoolWorker) -> Task | None:
+        """End a worker's task; returns it, None if its result is not needed."""
+        if worker.task is not None and worker.task.kind == TimingSession.kind:
+            self._emit(events.Timing(worker.name, 0))
+        return worker.finish(self._clock.now)
 
     def _grow(self) -> None:
         """Start actors up to the requested number, or as many as the cluster has room for."""

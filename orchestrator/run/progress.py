@@ -34,6 +34,8 @@ def activity(progress: SweepProgress) -> str:
     if progress.running:
         trials = sorted(progress.running.items())
         return "running: " + ", ".join(f"{number} {trial.name}" for number, trial in trials)
+    if progress.timing:
+        return progress.timing_text
     if progress.phase:
         return progress.phase
     if progress.planned is not None and progress.done >= progress.planned:
@@ -123,6 +125,8 @@ def show_lines(progress: SweepProgress, out: TextIO | None = None) -> events.Eve
                 write(trial_line(event, progress))
             case events.Event(note=str(text)) | events.Phase(phase=text) if text:
                 write(text)
+            case events.Timing() if event.settings:
+                write(event.text)
             case events.Shard() if time.monotonic() - last > _LINE_INTERVAL_S:
                 last = time.monotonic()
                 write(headline(progress))
@@ -203,8 +207,9 @@ def render(progress: SweepProgress) -> RenderableType:
     notes = []
     if progress.note:
         notes.append(Text(clean(progress.note), style="yellow"))
-    if progress.phase and progress.running:
-        notes.append(Text(clean(progress.phase), style="cyan"))
+    if progress.running:
+        waits = filter(None, (progress.phase, progress.timing_text))
+        notes += [Text(clean(text), style="cyan") for text in waits]
     if progress.plateau is not None:
         notes.append(Text(progress.plateau.text, style="dim"))
     front: list[RenderableType] = []

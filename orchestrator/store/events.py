@@ -118,6 +118,19 @@ class Workers(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class Timing(Event):
+    """A worker has begun a timing session, or ended it."""
+
+    event: ClassVar[str] = "timing"
+    worker: str
+    settings: int  # that it times in turn, vanilla included; 0: the session has ended
+
+    @property
+    def text(self) -> str:
+        return f"timing {counted(self.settings, 'setting')} on {self.worker}"
+
+
+@dataclass(frozen=True, slots=True)
 class TrialEvent(Event):
     """Something that happened to a trial."""
 
@@ -251,6 +264,7 @@ _KINDS: Mapping[str, Any] = {
         Note,
         Identified,
         Workers,
+        Timing,
         TrialStarted,
         TrialResumed,
         TrialFinished,

@@ -136,6 +136,8 @@ def describe_event(event: events.Event) -> str:
             about = event.cause
         case events.Phase():
             about = event.phase
+        case events.Timing():
+            about = event.text.removeprefix("timing ")
     if isinstance(event, events.TrialEvent | events.RevivalFailed):
         trial = f"trial {event.trial} "
     text = f"{datetime.fromisoformat(event.at):%H:%M:%S} {trial}{verb}"
@@ -149,7 +151,7 @@ class Launch:
     state: str  # RUNNING, FINISHED, INTERRUPTED, FAILED, KILLED or STOPPED
     driver: str | None = None  # the process that runs it, or that was killed
     cause: str | None = None  # why it failed
-    phase: str = ""  # what it prepares before the first trials
+    phase: str = ""  # the timing sessions that run; else what it prepares before the first trials
     workers: int | None = None  # that are alive; None if unknown
     elapsed_s: float | None = None  # until now, or until it ended; None if unknown
     resume: str = _RESUME  # the command that resumes it
@@ -211,7 +213,7 @@ def find_launch(
             end = datetime.fromisoformat(ended.at)
         elapsed = (end - datetime.fromisoformat(progress.launched)).total_seconds()
     if holder is not None and holder.is_alive:
-        phase = "" if progress.running else progress.phase
+        phase = progress.timing_text or ("" if progress.running else progress.phase)
         workers = None if ended else progress.workers
         return Launch(RUNNING, driver, None, phase, workers, elapsed)
     resume = progress.resume

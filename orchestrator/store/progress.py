@@ -114,6 +114,7 @@ class SweepProgress:
     failed: int = 0  # of these
     stopped: int = 0  # of these, by racing
     running: dict[int, RunningTrial] = field(default_factory=dict)
+    timing: dict[str, events.Timing] = field(default_factory=dict)  # sessions that run, by worker
     pace: Pace = field(default_factory=Pace)
     _done_images: int = 0
 
@@ -164,6 +165,10 @@ class SweepProgress:
                     self.pace.began = now
                     self.pace.busy.clear()
                     self.pace.idle.clear()
+            case events.Timing(settings=0):
+                self.timing.pop(event.worker, None)
+            case events.Timing():
+                self.timing[event.worker] = event
             case events.Plateau():
                 self.plateau = event
             case events.Identified():
@@ -177,7 +182,7 @@ class SweepProgress:
         if is_given:
             self.pace.given += (self.share or 0.0) - before
         self.last = event.at
-        if not (isinstance(event, events.Shard | events.Plateau) or _ends_phase(event)):
+        if not (isinstance(event, events.Shard | events.Plateau) or _only_ends(event)):
             self.recent.append(event)
 
     def _begin(self, launch: events.Launch) -> None:
@@ -193,6 +198,7 @@ class SweepProgress:
         self.stopped = 0
         self._done_images = 0
         self.running.clear()
+        self.timing.clear()
         self.pace = Pace()
         if launch.note is None:
             self.lost = []
@@ -278,6 +284,11 @@ class SweepProgress:
         return min(left) if left else None
 
     @property
+    def timing_text(self) -> str:
+        """The timing sessions that run: `timing 10 settings on worker-0`; "" if none does."""
+        return ", ".join(session.text for session in self.timing.values())
+
+    @property
     def has_earlier_work(self) -> bool:
         """Whether a part of the budget took this launch no time."""
         return self.pace.given > 0
@@ -288,8 +299,12 @@ class SweepProgress:
         return [lost.note or "" for lost in self.lost if isinstance(lost, events.Launch)]
 
 
-def _ends_phase(event: events.Event) -> bool:
-    return isinstance(event, events.Phase) and not event.phase
+def _only_ends(event: events.Event) -> bool:
+    """Whether it says no more than that a phase or a timing session has ended."""
+    match event:
+        case events.Phase(phase="") | events.Timing(settings=0):
+            return True
+    return False
 
 
 def read_progress(storage: Storage) -> SweepProgress:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from orchestrator.cluster.placement import ANYWHERE, Placement, Slots, check_dem
 from orchestrator.cluster.pool import Pool
 from orchestrator.cluster.ray_internals import without_services
 from orchestrator.cluster.tasks import PoolError, Task, TaskResult
-from orchestrator.store.events import Event, EventSink, Workers
+from orchestrator.store.events import Event, EventSink, Timing, Workers
 from tests.fakes.autoscaling import autoscaling_cluster
 from tests.fakes.ray_starts import start_ray
 from tests.fakes.waiting import HANG_S, wait_until
@@ -132,12 +133,17 @@ def wait(pool: Pool, workers: int) -> None:
         pool.collect(0.2)
 
 
+def timing(name: str, **work: Any) -> Task:
+    """The task of a timing session of two settings."""
+    return Task(name, {"kind": "timing", "configs": [{}, {}], **work})
+
+
 def run_both(pool: Pool, each: int = 5) -> dict[str, set[str]]:
     """The kinds of nodes that ran timing sessions, and three times as many quality shards."""
     for n in range(4 * each):
         # each of two idle workers that generate gets one of the first two
-        kind = "timing" if n % 4 == 3 else "quality"
-        pool.submit(Task(f"{kind}-{n}", {"kind": kind}, trial=0))
+        task = Task(f"quality-{n}", {"kind": "quality"})
+        pool.submit(timing(f"timing-{n}") if n % 4 == 3 else task)
     found: dict[str, set[str]] = {"timing": set(), "quality": set()}
     for result in collect(pool, 4 * each):
         assert result.output is not None, result.cause
@@ -181,7 +187,7 @@ def test_an_autoscaling_cluster_grows_and_shrinks_while_tasks_run(
         shard, end = itertools.count(), time.monotonic() + HANG_S
         while cpus() > 1:  # the worker that times goes on alone
             assert time.monotonic() < end, "no node was stopped"
-            pool.submit(Task(f"timing-{next(shard)}", {"kind": "timing", "seconds": 0.5}, trial=1))
+            pool.submit(replace(timing(f"timing-{next(shard)}", seconds=0.5), trial=1))
             collect(pool, 1)
         assert pool.alive == 1
         for n in range(4):
@@ -261,15 +267,15 @@ def test_timings_wait_for_their_kind_while_others_draw(
 
     pool: Pool = make(Slots(None, 1.0), Placement({}, A10G), events.append, precision="float32")
     wait(pool, 2)
-    pool.submit(Task("timing", {"kind": "timing", "hangs_once": str(tmp_path / "begun")}, trial=0))
+    pool.submit(timing("timing", hangs_once=str(tmp_path / "begun")))
     wait_until((tmp_path / "begun").exists)
-    timing = next(node for node in mixed.worker_nodes if node._ray_params.labels == A10G)
-    mixed.remove_node(timing, allow_graceful=False)
+    node = next(node for node in mixed.worker_nodes if node._ray_params.labels == A10G)
+    mixed.remove_node(node, allow_graceful=False)
     wait(pool, 1)
     pool.submit(Task("quality", {"kind": "quality"}, trial=1))
     (drawn,) = collect(pool, 1)
     assert drawn.output == {"kind": "h100"}
-    assert pool._attempts._nodes == {"timing": [timing.node_id]}
+    assert pool._attempts._nodes == {"timing": [node.node_id]}
     end = time.monotonic() + HANG_S
     while len(lost()) < 2 or not any("wait for a worker" in (event.note or "") for event in events):
         assert time.monotonic() < end  # Ray takes some seconds to call a node dead
@@ -288,3 +294,6 @@ def test_timings_wait_for_their_kind_while_others_draw(
         mixed.add_node(**NODE, labels=A10G)
     (timed,) = collect(pool, 1)
     assert (timed.task.name, timed.output) == ("timing", {"kind": "a10g"})
+    assert [e.settings for e in events if isinstance(e, Timing)] == [2, 0, 2, 0], (
+        "a session that is lost has ended, and begins again"
+    )

@@ -45,6 +45,10 @@ def test_what_happens_now_is_said_in_every_state() -> None:
     assert activity(progress) == "running: 1 chain 1", "a stopped trial goes on"
     progress.update(events.RevivalFailed(1, note="trial 1 stays stopped"))
     assert activity(progress) == "all trials are done"
+    progress.update(events.Timing("worker-1", 3))
+    assert activity(progress) == "timing 3 settings on worker-1"
+    progress.update(events.Timing("worker-1", 0))
+    assert activity(progress) == "all trials are done"
 
 
 def test_a_label_precedes_the_setting_and_neither_controls_the_terminal() -> None:
@@ -134,6 +138,8 @@ def test_plain_lines() -> None:
         events.Phase("loading the models"),
         shard(0),
         shard(0),
+        events.Timing("worker-1", 3),
+        events.Timing("worker-1", 0),
         finished(0, new=False),
         finished(1),
     ):
@@ -142,9 +148,10 @@ def test_plain_lines() -> None:
     lines = out.getvalue().splitlines()
     assert lines[0] == "loading the models"
     assert lines[1].startswith("0 % · 0/10 trials · 8 images")
-    assert lines[2:] == ["trial 1, chain 1: speedup 1, fid 5.00 ± 0.25"], (
-        "one headline; old trials in none"
-    )
+    assert lines[2:] == [
+        "timing 3 settings on worker-1",
+        "trial 1, chain 1: speedup 1, fid 5.00 ± 0.25",
+    ], "one headline; old trials in none"
 
 
 def test_json_has_every_event(capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,9 +189,11 @@ def test_the_live_view() -> None:
         events.Note(note="tables not written: disk full"),
     )
     whole = [finished(0, 1.0, 4.0), finished(1, 2.0, 5.0), finished(2, 0.5, 6.0)]
-    text = live(progress, *whole, failed(4), failed(5, new=False), note)
+    timing = events.Timing("worker-1", 7)
+    text = live(progress, *whole, failed(4), failed(5, new=False), note, timing)
     assert "5/10 trials, 2 failed" in text
     assert "running: 3 [bold]x[/bold]" in text, "not read as markup"
+    assert "timing 7 settings on worker-1" in text
     assert "tables not written: disk full" in text
     assert "━" in text, "the bar"
     rows = [line.split() for line in text.splitlines() if "chain" in line]

@@ -98,6 +98,13 @@ def test_the_latest_events_say_what_happened(tmp_path: Path) -> None:
     )
 
 
+def test_a_timing_session_is_among_the_latest_events_when_it_begins(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "sweep", trials=2)
+    sessions = [events.Timing("worker-0", settings) for settings in (10, 0)]
+    add_events(tmp_path / "sweep", events.Launch(), *sessions)
+    assert status_of(tmp_path / "sweep").events[-1] == "03:00:01 timing: 10 settings on worker-0"
+
+
 def test_the_plateau_of_the_latest_launch(tmp_path: Path) -> None:
     write_sweep(tmp_path / "sweep", trials=2)
     assert status_of(tmp_path / "sweep").plateau is None
@@ -198,6 +205,9 @@ def test_a_killed_launch_is_not_running(tmp_path: Path) -> None:
             42,
         )
         assert f"process {driver.pid} on " in alive.text
+        add_events(folder, events.Timing("worker-0", 10))
+        during = find_launch(Storage(folder), now=START + timedelta(seconds=42))
+        assert "timing 10 settings on worker-0" in during.text
         with (folder / EVENTS).open("a") as file:
             file.write('{"at": "2026-01-02T03:')
         assert sweep_status(Storage(folder)).warnings == (), "it may be writing that line"

@@ -22,6 +22,7 @@ ALL = (
     OBJECTIVES,
     events.Workers(2),
     events.Workers.losing("worker-1 on node-b", "its process has died", alive=1),
+    events.Timing("worker-0", 10),
     started(0),
     started(1, kind=events.TrialResumed),
     finished(0),
