@@ -87,7 +87,8 @@ def _lines(family: type[Family]) -> Iterator[str]:
         yield f"{name}:"
         yield f"  family: {family.kind}"
         for key, field in fields.items():
-            yield _key_line(key, keys.get(key), field.about)
+            default = None if field.required else field.default
+            yield _key_line(key, keys.get(key), field.about, default)
         yield "  dtype: auto  # bfloat16 on a GPU, float32 on a CPU"
         yield _key_line("drafters", _flow(keys.get("drafters", {})), _DRAFTERS)
         scores = {"clip": _CLIP}
@@ -97,11 +98,13 @@ def _lines(family: type[Family]) -> Iterator[str]:
         yield ""
 
 
-def _key_line(key: str, value: object, about: str) -> str:
-    """A line for a key of an entry: with its value, or as a comment without one."""
-    if value in (None, ""):
-        return f"  # {key}: {about}"
-    return f"  {key}: {value}  # {about}"
+def _key_line(key: str, value: object, about: str, default: object = None) -> str:
+    """A line for a key of an entry: with its value; without one as a comment, with the default."""
+    if value not in (None, ""):
+        return f"  {key}: {value}  # {about}"
+    if default not in (None, ""):
+        return f"  # {key}: {default}  # {about}"
+    return f"  # {key}: {about}"
 
 
 def _flow(given: Mapping[str, str]) -> str:

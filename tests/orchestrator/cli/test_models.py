@@ -46,6 +46,13 @@ def test_init_writes_entries_that_can_be_read(family: str, hub: HubServer, tmp_p
         assert optional <= {line.partition(":")[0] for line in comments}, (
             "every other key is named in a comment"
         )
+        defaults = {
+            key: field.default
+            for key, field in entry.family.fields().items()
+            if key in optional and isinstance(field.default, int)
+        }
+        given = yaml.safe_load("\n".join(c for c in comments if c.partition(":")[0] in defaults))
+        assert (given or {}) == defaults, "a comment has the default"
     assert hub.fetched == []
     assert "exists" in error_of("models", "init", family, "--out", str(file), code=2)
 
