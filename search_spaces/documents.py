@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -174,7 +175,7 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
     """The value of a JSON text. With `finite`, NaN and infinity, which are not JSON, are refused.
 
     Raises:
-        ValueError: not JSON, or nested too deeply for Python's parser.
+        ValueError: not JSON, or nested too deeply or with too long an integer for Python's parser.
         UnicodeDecodeError: bytes that are not UTF-8.
     """
     try:
@@ -185,6 +186,11 @@ def parse_json(text: str | bytes, *, finite: bool = False) -> Any:
         return _FINITE_DECODER.decode(text)
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    except ValueError as error:
+        if not str(error).startswith("Exceeds the limit"):
+            raise
+        limit = sys.get_int_max_str_digits()
+        raise json.JSONDecodeError(f"an integer of more than {limit} digits", "", 0) from None
 
 
 def _refuse_constant(name: str) -> None:

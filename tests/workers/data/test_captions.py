@@ -312,6 +312,11 @@ def test_the_hash_sees_every_change() -> None:
         ),
         ("a.csv", "caption,caption\none,1\n", "two columns"),
         ("a.jsonl", '{"caption": "one"}\n{"caption": \n', "line 2: broken JSON: .*truncated"),
+        (
+            "a.jsonl",
+            '{"caption": "one"}\n{"caption": "two", "n": ' + 5000 * "1" + "}\n",
+            "line 2: broken JSON: an integer of more than 4300 digits",
+        ),
         ("a.jsonl", '{"caption": "one"}\n["two"]\n', "line 2: not an object"),
         (
             "a.jsonl",
