@@ -7,7 +7,7 @@ draft -> verify (one pass of the target) -> accept -> commit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from functools import partial
 from itertools import islice
@@ -457,7 +457,17 @@ class Engine:
                 size = graphs.padded_batch_size(self.batch_size, len(rows))
                 rows += [row for row in range(batch.images) if row not in rows][: size - len(rows)]
             if len(rows) < batch.images:
+                rows = _in_place(rows)
                 batch.keep(torch.tensor(rows, device=self.device))
                 recorder.keep(rows)
                 so_far = [so_far[row] for row in rows]
         batch.sync_host_counts(so_far)
+
+
+def _in_place(rows: Sequence[int]) -> list[int]:
+    """Rows that are kept, in the order in which most of them stay where they are: those beyond the
+    new size take the places of removed ones.
+    """
+    kept = set(rows)
+    moving = [row for row in rows if row >= len(rows)]
+    return [row if row in kept else moving.pop() for row in range(len(rows))]

@@ -30,6 +30,7 @@ from workers.decoding.kernels import (
 )
 from workers.decoding.operators import cpu_operator
 from workers.decoding.sampling import sample_with_exponentials
+from workers.models.cache import moved_rows
 
 _GOLDEN = -0x61C8864680B583EB  # 0x9E3779B97F4A7C15, the 64-bit golden ratio, as a signed integer
 _MIX_1 = -0x40A7B892E31B1A47  # 0xBF58476D1CE4E5B9
@@ -237,9 +238,10 @@ class CounterRNG:
         """Move the tables' entries of the images at batch indices [n] to the front, as `keys` are
         moved.
         """
+        targets, sources = moved_rows(indices)
         for table in self._tables.values():
             by_image = table.view(-1, self.positions, table.shape[1])
-            by_image[: len(indices)] = by_image[indices]
+            by_image.index_copy_(0, targets, by_image.index_select(0, sources))
 
     def _numbers(
         self, generate: Generate, purpose: Purpose, positions: Tensor, slots: int, first: int = 0
@@ -253,8 +255,9 @@ class CounterRNG:
         if name not in self._tables:
             table = self._table(generate, purpose, self.keys, slots, first)
             # a batch that has shrunk leaves rows empty
-            missing = (len(self._first_rows) - len(self.keys)) * self.positions
-            self._tables[name] = pad(table, (0, 0, 0, missing))
+            if missing := (len(self._first_rows) - len(self.keys)) * self.positions:
+                table = pad(table, (0, 0, 0, missing))
+            self._tables[name] = table
         rows = clamped.add_(self._first_rows[: len(clamped)])
         return embedding(rows, self._tables[name])
 

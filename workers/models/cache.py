@@ -16,6 +16,14 @@ from torch.nn.functional import pad
 from workers.models.attention import aligned
 
 
+def moved_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Where rows [n] come to lie if they move to the front in that order, and which they are; those
+    that stay where they are left out.
+    """
+    targets = (rows != torch.arange(len(rows), device=rows.device)).nonzero().flatten()
+    return targets, rows[targets]
+
+
 class KVCache:
     """Keys and values of `rows` sequences, `columns` positions each.
 
@@ -92,11 +100,12 @@ class KVCache:
         )
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only `rows` [n] (sequence indices), in that order: they move to the front of the
-        block.
+        """Keep only `rows` [n] (sequence indices), in that order, at the front of the block. A row
+        that is where it belongs is not copied.
         """
-        for layer in self._by_row():
-            layer[:, : len(rows)] = layer.index_select(1, rows)
+        targets, sources = moved_rows(rows)
+        for part in self._by_row().flatten(0, 1).unbind():
+            part.index_copy_(0, targets, part.index_select(0, sources))
         self.resize(len(rows))
 
 

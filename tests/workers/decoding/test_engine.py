@@ -18,6 +18,7 @@ from search_spaces.presets import PRESETS
 from search_spaces.trial import DecodingConfig, Sampling
 from tests.fakes import tape
 from tests.fakes.toys import BASE, code_path, toy_drafter, toy_target
+from workers.decoding import engine as engine_module
 from workers.decoding.engine import DecodingError, Engine
 from workers.decoding.state import Request
 from workers.decoding.statistics import Result
@@ -389,3 +390,11 @@ def test_configs_that_do_not_fit_are_errors() -> None:
         Engine(target, fitted(PRESETS["medusa"]), toy_drafter("medusa", target, heads=2))
     with pytest.raises(ValueError, match="batch size"):
         Engine(target, fitted(PRESETS["vanilla"]), batch_size=0)
+
+
+@pytest.mark.parametrize("kept", [[0, 2, 5, 7], [4, 5, 6, 7], [0, 1, 2], [7], []])
+def test_rows_that_are_kept_stay_where_they_are(kept: list[int]) -> None:
+    """A batch that shrinks copies the others alone."""
+    order = engine_module._in_place(kept)
+    assert sorted(order) == kept
+    assert all(order[row] == row for row in kept if row < len(kept))
