@@ -20,11 +20,12 @@ help:
 
 venv: $(VENV)/.installed
 
+# Not compiled: Python compiles a module when it is first imported, and most of them never are.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("specfrontier needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the pinned packages into $(VENV): a few minutes, about 4 GB"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check $(EDITABLE) -e '.[sweep,dev]' -c constraints.txt
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check $(EDITABLE) -e '.[sweep,dev]' -c constraints.txt
 	touch $@
 
 test: export PYTHONDONTWRITEBYTECODE = # if it is set, every process of a test compiles everything again
