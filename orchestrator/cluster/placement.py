@@ -15,7 +15,6 @@ from typing import Any, Self
 
 from orchestrator.cluster.tasks import PoolError
 from search_spaces.sweep import SweepConfig
-from workers.metrics.registry import uses_timings
 from workers.runtime.numerics import max_difference
 from workers.runtime.process import process_environment
 
@@ -83,6 +82,9 @@ class Placement:
         """What the sweep's sections say. Timing sessions without labels run where quality shards
         do.
         """
+        # it imports torch, which processes that only connect to a cluster do without
+        from workers.metrics.registry import uses_timings
+
         generates = dict(sweep.quality.nodes or {})
         if not uses_timings(sweep.requested_metrics):
             return cls(generates, None)

@@ -9,11 +9,17 @@ import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 from unittest import mock
 
+import typer.main
+
 from orchestrator.cli.app import main
 from orchestrator.errors import INTERRUPTED
+
+# a process of its own makes the parsers of all commands once
+_get_command = cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ def specfrontier(*arguments: str) -> CommandResult:
     code: object = 0
     with (
         argv,
+        mock.patch.object(typer.main, "get_command", _get_command),
         _same_environment(),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

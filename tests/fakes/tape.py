@@ -9,6 +9,7 @@ tensor that has been replaced since, gives other results than the same step run 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -34,7 +35,31 @@ def tensors(value: Any) -> list[Tensor]:
     """The tensors of an operation's argument or result."""
     if isinstance(value, Tensor):
         return [value]
-    return [x for part in value for x in tensors(part)] if isinstance(value, tuple | list) else []
+    found: list[Tensor] = []
+    if isinstance(value, tuple | list):
+        for part in value:
+            if isinstance(part, Tensor):
+                found.append(part)
+            elif isinstance(part, tuple | list):
+                found += tensors(part)
+    return found
+
+
+@cache
+def written_arguments(function: Any) -> list[tuple[int, str]]:
+    """Places and names of the arguments that an operation writes."""
+    return [
+        (place, argument.name)
+        for place, argument in enumerate(function._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+
+@cache
+def only_views(function: Any) -> bool:
+    """Whether an operation computes nothing: all of its results are views of its arguments."""
+    results = [result.alias_info for result in function._schema.returns]
+    return bool(results) and all(info is not None and not info.is_write for info in results)
 
 
 def memory_of(x: Tensor) -> Tensor:
@@ -71,10 +96,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @staticmethod
     def _written(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-        for place, argument in enumerate(function._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = args[place] if place < len(args) else kwargs.get(argument.name)
-                yield from tensors(value)
+        for place, name in written_arguments(function):
+            yield from tensors(args[place] if place < len(args) else kwargs.get(name))
 
     def _remember(self, written: Tensor) -> None:
         storage = written.untyped_storage()
@@ -100,6 +123,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if memory.untyped_storage().data_ptr() in inputs:
                 memory.copy_(contents)
         self._before.clear()
+        # the captured views stay where they are, as those of a CUDA graph
+        self.operations = [entry for entry in self.operations if not only_views(entry[0])]
 
     def replay(self) -> None:
         for function, args, kwargs, captured in self.operations:

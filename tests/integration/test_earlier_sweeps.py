@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest import mock
 
@@ -40,18 +40,42 @@ def taken(run: SweepRun) -> dict[str, bool]:
     return {name: "taken_from" in read_shard(storage, name, [])[1] for name in names}
 
 
+def wider_in(folder: Path, small: SweepRun) -> SweepRun:
+    """A sweep of a wider space, of the weights of `small`; not launched."""
+    shutil.copytree(small.folder / "weights", folder / "weights")
+    return SweepRun(folder, WIDER, models=lambda folder: folder)
+
+
 @pytest.fixture
 def wider(small: SweepRun, tmp_path: Path) -> SweepRun:
-    """A sweep of a wider space, of the weights of `small`; not launched."""
-    shutil.copytree(small.folder / "weights", tmp_path / "weights")
-    return SweepRun(tmp_path, WIDER, models=lambda folder: folder)
+    return wider_in(tmp_path, small)
 
 
-def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
-    checked = launch(wider, "--from", str(small.store), "--check")
+@dataclass(frozen=True)
+class Launched:
+    """The wider sweep after eight trials, which took over those of `small`."""
+
+    run: SweepRun
+    checked: CommandResult  # of `--check` before the launch
+
+    def copy(self, folder: Path) -> SweepRun:
+        """One that a test may change."""
+        shutil.copytree(self.run.folder, folder, dirs_exist_ok=True)
+        return replace(self.run, folder=folder)
+
+
+@pytest.fixture(scope="module")
+def launched(small: SweepRun, tmp_path_factory: pytest.TempPathFactory) -> Launched:
+    run = wider_in(tmp_path_factory.mktemp("wider"), small)
+    checked = launch(run, "--from", str(small.store), "--check")
+    run.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "8")
+    return Launched(run, checked)
+
+
+def test_no_image_is_generated_twice(small: SweepRun, launched: Launched, tmp_path: Path) -> None:
+    wider, checked = launched.copy(tmp_path), launched.checked
     assert checked.code == 0, checked.err
     assert re.search(r"of worker time for [\d,]+ images", " ".join(checked.out.split()))
-    wider.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "8")
     before = images(small.store)
     known = {table.schema.metadata[b"setting"].decode() for table in before.values()}
     for name, is_taken in taken(wider).items():
@@ -97,25 +121,23 @@ def test_no_image_is_generated_twice(small: SweepRun, wider: SweepRun) -> None:
         shutil.copy(wider.folder / EVENTS, wider.store / EVENTS)
 
 
-def test_the_search_proposes_from_what_it_was_told(small: SweepRun, wider: SweepRun) -> None:
-    untold = SweepRun(
-        wider.folder, WIDER.replace("name: wider", "name: untold"), models=lambda folder: folder
-    )
-    for run, told in (
-        (wider, nullcontext()),
-        (untold, mock.patch.object(Earlier, "reported_trials", [])),
-    ):
-        with told:
-            run.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "5")
+def test_the_search_proposes_from_what_it_was_told(
+    small: SweepRun, wider: SweepRun, launched: Launched
+) -> None:
+    with mock.patch.object(Earlier, "reported_trials", []):
+        wider.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "5")
     first = len(json.loads((wider.store / EARLIER).read_text())["front"]) + 1
-    proposed = [[record.params for record in run.records] for run in (wider, untold)]
+    proposed = [
+        [record.params for record in run.records[: first + 4]] for run in (launched.run, wider)
+    ]
+    assert len(proposed[1]) == first + 4
     assert proposed[0][:first] == proposed[1][:first]
     assert proposed[0][first:] != proposed[1][first:]
 
 
-def test_a_killed_sweep_goes_on_without_the_earlier_one(small: SweepRun, wider: SweepRun) -> None:
+def test_a_killed_sweep_goes_on_without_the_earlier_one(launched: Launched, tmp_path: Path) -> None:
     """It is the one that an undisturbed launch gives: its search was told the same trials."""
-    wider.run_locally("--no-mlflow", "--from", str(small.store), "--trials", "8")
+    wider = launched.copy(tmp_path)
     whole = {record.number: record.config for record in wider.records}
     for file in sorted((wider.store / "trials").glob("*.json"))[3:]:
         file.unlink()

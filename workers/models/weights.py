@@ -168,9 +168,13 @@ def with_wide_floats(tensor: Tensor) -> Tensor:
     return tensor
 
 
+# transformers puts functions of its own in the place of torch's while it initialises a model
+_INITIALISATIONS = ("torch.nn.init", "transformers.initialization")
+
+
 class _SkipInit(TorchFunctionMode):
-    """Puts tensors that layers allocate with `torch.empty` on the meta device, and skips
-    `torch.nn.init`, because parts of it import torch's compiler, which takes seconds.
+    """Puts tensors that layers allocate with `torch.empty` on the meta device, and skips their
+    initialisation, because parts of it import torch's compiler, which takes seconds.
     """
 
     def __torch_function__(
@@ -181,7 +185,7 @@ class _SkipInit(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         options = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init" and options["tensor"].is_meta:
+        if getattr(func, "__module__", "") in _INITIALISATIONS and options["tensor"].is_meta:
             return options["tensor"]
         if func is torch.empty:
             options = {**options, "device": "meta"}

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
@@ -332,23 +333,30 @@ def test_unknown_spaces(space: str) -> None:
     assert space in refusal(space=space)
 
 
-def write_store(**changes: Any) -> Storage:
-    """The store of a sweep that started as tested.yaml, with one trial."""
-    storage = Storage("sweeps/tested")
+@cache
+def builtin_extractors(metrics: tuple[str, ...]) -> Any:
+    """The identities of the built-in model's networks for these metrics of scenes."""
+    entry = find_entry("builtin")
     captions = read_captions(source="scenes", count=96, seed=1)
-    sweep, entry = SweepConfig.read("tested.yaml"), find_entry("builtin")
-    extractors = Extractors.load(
+    return Extractors.load(
         entry.folder,
         image_size=IMAGE_SIZE,
         captions=[caption.text for caption in captions],
         device=torch.device("meta"),
         weights=entry.metrics,
-        metrics=sorted(sweep.requested_metrics) or None,
-    )
+        metrics=metrics or None,
+    ).identities
+
+
+def write_store(**changes: Any) -> Storage:
+    """The store of a sweep that started as tested.yaml, with one trial."""
+    storage = Storage("sweeps/tested")
+    captions = read_captions(source="scenes", count=96, seed=1)
+    sweep = SweepConfig.read("tested.yaml")
     facts = {
         "captions": {"count": 96, "hash": captions_hash(captions), "source": "scenes"},
-        "models": entry.hashes,
-        "extractors": extractors.identities,
+        "models": find_entry("builtin").hashes,
+        "extractors": builtin_extractors(tuple(sorted(sweep.requested_metrics))),
         **changes,
     }
     write_identity(storage, identity("tested", **facts))

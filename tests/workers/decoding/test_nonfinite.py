@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -65,14 +66,20 @@ def first_round(
     target: Target,
     config: DecodingConfig,
     drafter: TrainedPart | None,
+    rows: int,
     poison: Callable[[Tensor], None],
-) -> tuple[AcceptResult, bool]:
-    """What a round with changed logits accepts, and whether it fails."""
+) -> tuple[AcceptResult, list[bool]]:
+    """What a round with changed logits accepts in rows of the same caption, and which of them
+    fail.
+    """
 
     def observe(batch: Batch, tree: DraftTree, logits: Tensor) -> None:
         poison(logits)
 
-    engine, results = Engine(target, config, drafter, observer=observe), list[AcceptResult]()
+    engine, results = (
+        Engine(target, config, drafter, batch_size=rows, observer=observe),
+        list[AcceptResult](),
+    )
     real: Any = engine.acceptor
 
     def acceptor(*args: Any) -> AcceptResult:
@@ -80,21 +87,20 @@ def first_round(
         return results[-1]
 
     with torch.inference_mode():
-        batch, _ = engine.open(deque(REQUESTS[:1]))
+        batch, _ = engine.open(deque(REQUESTS[:1] * rows))
         engine.acceptor = acceptor  # type: ignore[assignment]
         report = engine.step(batch)
-        try:
+        failed = (report[4 * rows : 5 * rows] != 0).tolist()
+        with pytest.raises(DecodingError) if any(failed) else nullcontext():
             engine.read(batch, report)
-        except DecodingError:
-            return results[0], True
-    return results[0], False
+    return results[0], failed
 
 
 def check_each_slot(
     target: Target, config: DecodingConfig, drafter: TrainedPart | None, value: float
 ) -> int:
-    """The round fails if its accepted path has the slot, or drafts that are verified together
-    follow it, and is unchanged otherwise. Returns the path's length.
+    """A row fails if its accepted path has the slot, or drafts that are verified together follow
+    it, and is unchanged otherwise. Every row has another slot. Returns the path's length.
     """
     slots = 0
 
@@ -102,25 +108,25 @@ def check_each_slot(
         nonlocal slots
         slots = logits.shape[1]
 
-    clean, failed = first_round(target, config, drafter, nothing)
-    assert not failed
+    clean, failed = first_round(target, config, drafter, 1, nothing)
+    assert failed == [False]
     count = int(clean.num_emitted)
-    path = range(count) if clean.path is None else clean.path[0, :count].tolist()
+    path = list(range(count)) if clean.path is None else clean.path[0, :count].tolist()
     assert config.sampling is not None
     together = config.acceptance.verification.reads_later_drafts and config.sampling.temperature > 0
     fixed = config.policy.fixed
     read = {parent + 1 for parent in fixed.tree.parents} if together and fixed else set()
-    for slot in range(slots):
-        # it stays the most likely one
-        code = int(clean.tokens[0, list(path).index(slot)]) if slot in path else 5
 
-        def poison(logits: Tensor, slot: int = slot, code: int = code) -> None:
-            logits[0, slot, code] = value
+    def poison(logits: Tensor) -> None:
+        for slot in range(slots):
+            # it stays the most likely one
+            code = int(clean.tokens[0, path.index(slot)]) if slot in path else 5
+            logits[slot, slot, code] = value
 
-        found, failed = first_round(target, config, drafter, poison)
-        assert failed == (slot in path or slot in read)
-        if not failed:
-            assert found.tokens[0, :count].tolist() == clean.tokens[0, :count].tolist()
+    found, failed = first_round(target, config, drafter, slots, poison)
+    assert failed == [slot in path or slot in read for slot in range(slots)]
+    unchanged = found.tokens[~torch.tensor(failed), :count]
+    assert torch.equal(unchanged, clean.tokens[:, :count].expand_as(unchanged))
     return count
 
 
