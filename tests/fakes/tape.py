@@ -56,8 +56,10 @@ def written_arguments(function: Any) -> list[tuple[int, str]]:
 
 
 @cache
-def only_views(function: Any) -> bool:
-    """Whether an operation computes nothing: all of its results are views of its arguments."""
+def may_be_views(function: Any) -> bool:
+    """Whether all results of an operation are views of its arguments where that is possible:
+    `reshape`, for one, copies where it must.
+    """
     results = [result.alias_info for result in function._schema.returns]
     return bool(results) and all(info is not None and not info.is_write for info in results)
 
@@ -109,22 +111,24 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Undo what the captured operations have written, and forget what they have computed."""
         inputs: set[int] = set()
         computed: dict[int, Tensor] = {}
-        for _, args, kwargs, result in self.operations:
-            inputs |= {
-                x.untyped_storage().data_ptr() for x in tensors((args, tuple(kwargs.values())))
-            } - computed.keys()
-            for x in result:
-                place = x.untyped_storage().data_ptr()
+        replayed = []
+        for function, args, kwargs, result in self.operations:
+            read = {x.untyped_storage().data_ptr() for x in tensors((args, tuple(kwargs.values())))}
+            inputs |= read - computed.keys()
+            places = [x.untyped_storage().data_ptr() for x in result]
+            for x, place in zip(result, places, strict=True):
                 if place not in inputs and place not in computed:
                     computed[place] = memory_of(x)
+            # views stay where they are, as those of a CUDA graph
+            if not (may_be_views(function) and read.issuperset(places)):
+                replayed.append((function, args, kwargs, result))
         for memory in computed.values():
             memory.fill_(0xFF)  # not a number
         for memory, contents in self._before.values():
             if memory.untyped_storage().data_ptr() in inputs:
                 memory.copy_(contents)
         self._before.clear()
-        # the captured views stay where they are, as those of a CUDA graph
-        self.operations = [entry for entry in self.operations if not only_views(entry[0])]
+        self.operations = replayed
 
     def replay(self) -> None:
         for function, args, kwargs, captured in self.operations:
