@@ -348,11 +348,11 @@ def limit_confidence(
     own, base = limit_samples(
         record, vanilla, [metrics[constraint.metric] for constraint in constraints]
     )
-    met = 0
-    for values, references in zip(own.tolist(), base.tolist(), strict=True):
-        triples = zip(constraints, values, references, strict=True)
-        met += all(constraint.violation(value, ref) <= 0 for constraint, value, ref in triples)
-    return met / len(own)
+    met = np.ones(len(own), dtype=np.bool_)
+    for constraint, values, references in zip(constraints, own.T, base.T, strict=True):
+        excess = values - (constraint.factor * references + constraint.offset)
+        met &= (excess if constraint.op == "<=" else -excess) <= 0  # NaN is not met
+    return float(met.mean())
 
 
 def limit_samples(
