@@ -78,7 +78,7 @@ def reference_model(seed: int = 0, shards: int | None = None) -> ChameleonForCon
         vocabulary_map={"<image>": 8711, "IMGIMGAZ": 4},
     )
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         model = ChameleonForConditionalGeneration(config)
         model.train(False).requires_grad_(False)
         for name, value in model.named_parameters():

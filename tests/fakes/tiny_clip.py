@@ -50,7 +50,7 @@ def write_tokenizer(folder: Path) -> None:
 def write_clip(folder: Path, seed: int = 0) -> CLIPModel:
     """The folder of a random CLIP; returns transformers' own model of it."""
     write_tokenizer(folder)
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)
     model = CLIPModel(config())
     model.train(False)
     for weight in model.parameters():

@@ -23,7 +23,7 @@ def rand(*shape: int) -> Tensor:
 
 def published(*, chameleon: bool = False, bias: bool = True, codes: int = CODES) -> State:
     """A drafter's tensors under the published names."""
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     attention = {f"self_attn.{p}_proj.weight": rand(D, D) for p in "qkvo"}
     mlp = {
         "mlp.gate_proj.weight": rand(FFN, D),
@@ -60,7 +60,7 @@ def published_eagle3(
     """An EAGLE-3 drafter's tensors under the published names. drafted: the target's tokens that it
     drafts; None: all, and no embedding of its own.
     """
-    torch.manual_seed(6)
+    torch.default_generator.manual_seed(6)
     attention = {f"self_attn.{p}_proj.weight": rand(D, 2 * D) for p in "qkv"} | {
         "self_attn.o_proj.weight": rand(D, D)
     }

@@ -156,7 +156,7 @@ def decoder_module(
 ) -> nn.Module:
     """What `write_decoder` traces."""
     with torch.random.fork_rng():
-        torch.manual_seed(9)
+        torch.default_generator.manual_seed(9)
         module = nn.Sequential(
             OrderedDict(
                 inv_quant=InverseQuantizer(Quantizer(levels, dtype)),

@@ -44,7 +44,7 @@ def rand(*shape: int, scale: float = 1.0) -> Tensor:
 
 def official(kind: str, size: Size) -> dict[str, Tensor]:
     """A transformer's state dict under the official names; kind "c2i" or "t2i"."""
-    torch.manual_seed(3)
+    torch.default_generator.manual_seed(3)
     dim, state = size.dim, {"tok_embeddings.weight": torch.randn(size.codes, size.dim)}
     for i in range(size.layers):
         state[f"layers.{i}.attention.wqkv.weight"] = rand(3 * dim, dim, scale=2)
@@ -64,7 +64,7 @@ def official(kind: str, size: Size) -> dict[str, Tensor]:
 
 
 def write_vq(path: Path, config: VQConfig = VQ) -> None:
-    torch.manual_seed(4)
+    torch.default_generator.manual_seed(4)
     state = VQModel(config).state_dict()
     torch.save({"model": {**state, "quantize.codebook_used": torch.zeros(65536)}, "steps": 1}, path)
 
@@ -82,7 +82,7 @@ def write_t5(folder: Path) -> None:
     PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=tokenizer, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     ).save_pretrained(folder)
-    torch.manual_seed(5)
+    torch.default_generator.manual_seed(5)
     config = T5Config(
         vocab_size=8, d_model=FEATURES, d_kv=4, d_ff=8, num_layers=1, num_heads=2, dropout_rate=0.0
     )
@@ -103,7 +103,7 @@ def write_eagle(path: Path, size: Size, prompt_len: int) -> None:
         input_norm=False,
         final_norm=False,
     )
-    torch.manual_seed(6)
+    torch.default_generator.manual_seed(6)
     save(path, EagleLayer(config), {"transformer": asdict(config)}, dtype=torch.float32)
 
 

@@ -52,7 +52,7 @@ def tiny_folder(folder: Path) -> Path:
     most.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     save_vq(VQModel(CODEC), folder / "tokenizer.safetensors")
     model = build_model(BODY, {"kind": "words", "words": list(WORDS), "length": 3}, 0)
     nn.init.normal_(model.head.weight, std=0.4)
@@ -68,7 +68,7 @@ def tiny_folder(folder: Path) -> Path:
 def tiny_scenes(folder: Path) -> Path:
     """Tokenizer, target and EAGLE layer for scenes of the usual 48 pixels, on a grid of 6 x 6."""
     folder.mkdir(parents=True, exist_ok=True)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     save_vq(VQModel(SCENES_CODEC), folder / "tokenizer.safetensors")
     model = build_model(SCENES_BODY, {"kind": "scenes"}, 0)
     # flat laws: an untrained layer is believed now and then

@@ -82,7 +82,7 @@ def toy_target(
 ) -> Target:
     """A random target. `temper` scales the head: larger is more peaked."""
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         transformer = Transformer(config)
         assert transformer.head is not None
         transformer.head.weight.data.mul_(temper)
@@ -104,7 +104,7 @@ def toy_drafter(kind: str, target: Target, seed: int = 1, heads: int = 6) -> Tra
     """A random drafter of a kind; None for kinds that need no weights."""
     config = target.transformer.config
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         if kind == "eagle":
             layer = replace(config, n_layers=1, vocab_size=0, input_norm=False, final_norm=False)
             return EagleDrafter(target, EagleLayer(layer)).eval().requires_grad_(False)
