@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -101,3 +102,21 @@ def test_rank_correlations_are_spearmans(tmp_path: Path) -> None:
     assert count == 9
     equal = read_results(results(tmp_path / "equal.json", dict.fromkeys(names, 2.0), 1.0))
     assert rank_correlations(pair[0], equal) == {}
+
+
+def test_the_page_has_the_figures_of_both_targets() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "your_own_images.md").read_text("utf-8")
+    names = ("methods.json", "methods_emoji.json")
+    both = [read_results(root / "benchmarks" / "results" / name) for name in names]
+    rows = re.findall(r"^\| `(\w+)` \| (.*), (.*) \| (.*), (.*) \|$", page, re.MULTILINE)
+    assert len(rows) > 10
+    for name, *shown in rows:
+        timed = [target.rows[name]["batch_1"] for target in both]
+        keys = ("mean_accepted_length", "speedup")
+        assert shown == [f"{row[key]:.2f}" for key in keys for row in timed], name
+    ranks = rank_correlations(*both)
+    for figure in ("accepted length", "speed-up, batch 1"):
+        value, count = ranks[figure]
+        assert f"{value:.2f}" in page
+        assert f"over {count} presets" in page
