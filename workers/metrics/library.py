@@ -326,8 +326,7 @@ def _merged(metric: Any, states: list[State]) -> float:
     metric._update_count = 1
     for state in states:
         metric.merge_state(dict(state))
-    # for classes that shuffle the images; `torch.manual_seed` takes milliseconds on a CPU
-    torch.default_generator.manual_seed(0)
+    torch.manual_seed(0)  # for classes that shuffle the images
     found = metric.compute()
     if isinstance(found, tuple):
         found = found[0]
