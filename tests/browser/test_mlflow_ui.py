@@ -142,7 +142,7 @@ def test_the_first_link_opens_the_front_as_a_scatter_plot_and_images_by_caption(
     )
     page.set_viewport_size({"width": 1440, "height": 4000})
     page.get_by_text(CAPTIONS[0]).first.wait_for()
-    page.wait_for_timeout(1500)
+    page.locator("img[src*='images']").nth(len(CAPTIONS) - 1).wait_for()
     keep(page, "charts_below")
     text = page.inner_text("body")
     headings = ["Front", "Objectives: speedup [x], fid", "Images by caption", "Model metrics"]
