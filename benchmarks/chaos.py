@@ -8,7 +8,7 @@ after another, and runs the same trials undisturbed. Images are counted by the s
 lost, drawn twice, wrong. Full and read-only stores need root (a file system in memory, a read-only
 mount); without it these two kinds are left out.
 
-"Seconds lost" are those from a fault until two workers are up again and have written two more
+"Seconds lost" are those from a fault until both workers are up again and have written two more
 files. The undisturbed sweep is kept in DIR, and continued by the next run there, unless it has more
 trials.
 """

@@ -79,6 +79,11 @@ class Cluster:
         self._nodes: list[subprocess.Popen[bytes]] = []
 
     @property
+    def nodes(self) -> int:
+        """The number of nodes with a CPU."""
+        return len(self.hosts) - 1
+
+    @property
     def address(self) -> str:
         return f"{self.hosts[0].address}:{self._port}"
 

@@ -117,8 +117,8 @@ class ChaosSweep:
         space = self.out.parent / "space.yaml"
         space.write_text(self.text)
         tracking = ["--tracking-uri", self.tracking.uri] if self.tracking else ["--no-mlflow"]
-        budget = ["--address", self.cluster.address, "--workers", "2", "--gpus-per-worker", "0"]
-        budget += ["--trials", str(self.trials), "--resume"]
+        budget = ["--address", self.cluster.address, "--gpus-per-worker", "0"]
+        budget += ["--workers", str(self.cluster.nodes), "--trials", str(self.trials), "--resume"]
         return [*COMMAND, "launch", str(space), "--out", str(self.out), *budget, *tracking]
 
     def launch(self) -> None:
@@ -182,8 +182,8 @@ class ChaosSweep:
     def wait_delivering(
         self, notice: str = "", allowed: Collection[int] = (), start: int | None = None
     ) -> None:
-        """Wait until two workers are up and have written two more files, after one more event of
-        the kind `notice`.
+        """Wait until every node has its worker and two more files are written, after one more event
+        of the kind `notice`.
 
         start: the number of such events before. A launch that ends with an allowed code, or has
         spent its budget, is followed by another.
@@ -193,7 +193,7 @@ class ChaosSweep:
         """
         start = self.count(notice) if start is None else start
         end, files = time.monotonic() + _TIMEOUT_S, None
-        while files is None or self.workers() < 2 or self.files() < files + 2:
+        while files is None or self.workers() < self.cluster.nodes or self.files() < files + 2:
             if files is None and (not notice or self.count(notice) > start):
                 files = self.files()
             self.cluster.repair()

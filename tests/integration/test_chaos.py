@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks import chaos, chaos_cluster, chaos_faults, chaos_sweep
+from benchmarks.chaos_cluster import LOCAL
 from benchmarks.chaos_faults import KINDS, plan
 from benchmarks.sweep_results import compare
 from tests.fakes.real_sweeps import METRICS, SWEEP, SweepRun
@@ -95,6 +96,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 def test_faults_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "TRIALS", 40)
+    # one worker: each of a launch costs as much as what it draws
+    monkeypatch.setattr(chaos, "Cluster", lambda: chaos_cluster.Cluster((LOCAL, LOCAL)))
     sweep = SweepRun(tmp_path / "calm", SWEEP)
     text = Path(sweep.arguments()[1]).read_text()
 

@@ -155,7 +155,8 @@ def lost() -> list[Workers]:
 
 def build(log: Path, count: int, warnings: list[str], lost: list[Workers], **spec: Any) -> Pool:
     slots = Slots(count, 0.5)
-    environment = slots.environment(spec.get("threads"))
+    # Ray starts a process twice for an environment of its own
+    environment = slots.environment(spec["threads"]) if "threads" in spec else None
 
     def emit(event: Event) -> None:
         if isinstance(event, Workers) and event.lost is not None:
