@@ -114,7 +114,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         replayed = []
         for function, args, kwargs, result in self.operations:
             read = {x.untyped_storage().data_ptr() for x in tensors((args, tuple(kwargs.values())))}
-            inputs |= read - computed.keys()
+            inputs |= read.difference(computed)
             places = [x.untyped_storage().data_ptr() for x in result]
             for x, place in zip(result, places, strict=True):
                 if place not in inputs and place not in computed:

@@ -105,7 +105,9 @@ def _filtered_probs(logits: Tensor, sampling: Sampling, temperature: float) -> T
     if sampling.top_p < 1:
         sorted_probs, order = probs.sort(dim=-1, descending=True, stable=True)
         removed = sorted_probs.cumsum(-1) - sorted_probs >= sampling.top_p
-        probs = probs.masked_fill(removed.gather(-1, order.argsort(-1)), 0.0)
+        # in the order of the tokens
+        removed = torch.empty_like(removed).scatter_(-1, order, removed)
+        probs = probs.masked_fill(removed, 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
 

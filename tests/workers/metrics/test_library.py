@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ name: library
 models: WEIGHTS
 captions: {source: scenes, count: COUNT, seed: 1}
 reference: {source: scenes, count: 96, seed: 2}
-quality: {batch: 24, shard: 24}
+quality: {batch: 24, shard: 48}
 sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
 objectives: [step_compression, structural_similarity_index_measure]
 constraints: [total_variation <= 2 * vanilla]
@@ -208,6 +208,7 @@ def kernel_distance(images: Images) -> Estimate:
     return kid.kernel_distance(images.features[0], images.real, torch.arange(COUNT) % BLOCKS)
 
 
+@cache
 def tensor_clip(folder: Path) -> tuple[Any, Any]:
     """A CLIP as torchmetrics expects it, with features that are tensors."""
     model: Any = CLIPModel.from_pretrained(folder)
