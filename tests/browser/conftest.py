@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
+from filelock import FileLock
 
-from tests.browser.report_pages import DESK, Open
+from orchestrator.report.page import write_report
+from orchestrator.store.files import REPORT
+from tests.browser.report_pages import DESK, DRAWN, Open
+from tests.fakes.drawn_sweeps import write_drawn_sweep
+from workers.data.storage import Storage
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Dialog, Page, ViewportSize
@@ -45,8 +50,8 @@ def page_pool(browser: Browser) -> PagePool:
 
 @pytest.fixture
 def open_page(page_pool: PagePool) -> Iterator[Open]:
-    """Opens a sweep's report; fails the test if the page asks for anything, reports an error or
-    opens a dialog.
+    """Opens a sweep's report, at its address with these choices; fails the test if the page asks
+    for anything, reports an error or opens a dialog.
     """
     with _opener(page_pool) as opened:
         yield opened
@@ -61,6 +66,21 @@ def open_shared_page(page_pool: PagePool) -> Iterator[Open]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def drawn(shared_folder: Path) -> Path:
+    """A sweep with everything that a page can have, and its report: once for all test processes,
+    because its thousand images take seconds.
+    """
+    folder = shared_folder / "drawn"
+    with FileLock(shared_folder / "drawn.lock"):
+        if not (folder / REPORT).exists():
+            write_drawn_sweep(
+                folder, DRAWN, trials=24, seed=3, stopped={9: 2}, about="What it is about."
+            )
+            write_report(Storage(folder))
+    return folder
+
+
 @contextmanager
 def _opener(pool: PagePool) -> Iterator[Open]:
     wrong: list[str] = []
@@ -71,14 +91,15 @@ def _opener(pool: PagePool) -> Iterator[Open]:
             viewport: ViewportSize = DESK,
             color_scheme: Literal["light", "dark"] = "light",
             expected: tuple[str, ...] = (),
+            choices: str = "",
             **options: Any,
         ) -> Page:
             page = pages.enter_context(pool.page(**options))
             page.set_viewport_size(viewport)
             page.emulate_media(media="null", color_scheme=color_scheme, reduced_motion="reduce")
-            address = (folder / "report.html").as_uri()
+            address = (folder / REPORT).as_uri()
             pages.enter_context(_watched(page, address, wrong, expected))
-            page.goto(address)
+            page.goto(f"{address}#{choices}" if choices else address)
             page.locator("body[data-ready]").wait_for(state="attached")
             return page
 
