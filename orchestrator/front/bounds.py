@@ -62,12 +62,12 @@ class Bounds:
         """
         costs = self.sign * self.joint.values[:, 0]
         bounds = self.sign * self.values
-        ranked = sorted(
-            trials,
-            key=lambda trial: (np.isnan(bounds[trial]), np.nan_to_num(bounds[trial]), costs[trial]),
-        )
-        if not ranked:
+        if not trials:
             return None
+        given = np.array(trials)
+        own = bounds[given]
+        order = np.lexsort((costs[given], np.nan_to_num(own), np.isnan(own)))  # the last is first
+        ranked = given[order].tolist()
         leader, *_ = ranked
         near = self._within_error(leader, ranked)
         if not is_lossless(leader):

@@ -1,7 +1,12 @@
 // Contrast ratios (WCAG 2.2) of all visible texts, and of the marks of charts, against what is behind them.
 () => {
   const context = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const parsed = new Map(); // reading pixels is slow
   const parse = (colour) => {
+    if (!parsed.has(colour)) parsed.set(colour, painted(colour));
+    return parsed.get(colour);
+  };
+  const painted = (colour) => {
     context.clearRect(0, 0, 1, 1);
     context.fillStyle = colour;
     context.fillRect(0, 0, 1, 1);
@@ -26,7 +31,7 @@
     node.checkVisibility({ checkVisibilityCSS: true, checkOpacity: true }) && node.getBoundingClientRect().width > 1;
   const entry = (node, colour, extra = 1) => {
     const behind = background(node),
-      own = parse(colour);
+      own = [...parse(colour)];
     own[3] *= fade(node) * extra;
     return {
       what: `${node.tagName} .${node.getAttribute("class") ?? ""} ${(node.textContent ?? "").trim().slice(0, 40)}`,

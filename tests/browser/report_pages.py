@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from orchestrator.store.records import TrialRecord
 from specfrontier import Sweep
+from tests.fakes.drawn_sweeps import captions
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page, ViewportSize
 
 Open = Callable[..., "Page"]
+DRAWN = captions(50)  # of the `drawn` sweep
 DESK: ViewportSize = {"width": 1400, "height": 900}
 PHONE: ViewportSize = {"width": 390, "height": 844}
 
@@ -30,9 +32,13 @@ def front_of(folder: Path, x: str, y: str) -> list[TrialRecord]:
 
 
 def on_front(page: Page) -> set[int]:
-    return {
-        int(str(entry.get_attribute("data-trial"))) for entry in page.locator(".point.front").all()
-    }
+    return set(map(int, trials_of(page.locator(".point.front"))))
+
+
+def trials_of(elements: Locator) -> list[str]:
+    """The trials that these elements are of."""
+    found: list[str] = elements.evaluate_all("all => all.map((one) => one.dataset.trial)")
+    return found
 
 
 def settle(page: Page) -> None:

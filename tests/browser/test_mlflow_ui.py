@@ -10,6 +10,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import unquote
 
 import pytest
 from PIL import Image
@@ -26,10 +27,11 @@ from workers.data.pictures import image_grid, png
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page, ProxySettings
+    from playwright.sync_api import Browser, BrowserContext, Locator, Page, ProxySettings
 
 pytestmark = pytest.mark.slow(seconds=40)
 TRIALS = 12
+ELSEWHERE = "http://elsewhere.example/"
 SHOTS = os.environ.get("SPECFRONTIER_SCREENSHOTS")  # a folder to look at afterwards
 
 
@@ -52,17 +54,98 @@ def links(storage: Storage, browser: Browser, mlflow_server: str) -> dict[str, s
     return {"mlflow": mlflow_server, **synced.json["links"]}
 
 
-@pytest.fixture
-def page(browser: Browser, links: dict[str, str]) -> Iterator[Page]:
-    """A page that notes where it asks for anything; nothing may come from outside."""
-    opened = browser.new_page(viewport={"width": 1500, "height": 1400})
+class Proxy(BaseHTTPRequestHandler):
+    """Notes the host of each request that the browser sends elsewhere than to this machine."""
+
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        self.send_error(502)
+
+    do_CONNECT = do_POST = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture(scope="module")
+def context(browser: Browser, links: dict[str, str]) -> Iterator[BrowserContext]:
+    """Pages of one cache: MLflow's scripts are large. Nothing that they ask for may come from
+    outside.
+    """
     asked: list[str] = []
-    opened.on("request", lambda request: asked.append(request.url))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        proxy: ProxySettings = {
+            "server": f"http://127.0.0.1:{server.server_port}",
+            "bypass": "127.0.0.1",
+        }
+        opened = browser.new_context(viewport={"width": 1500, "height": 1400}, proxy=proxy)
+        opened.on("request", lambda request: asked.append(request.url))
+        yield opened
+        opened.close()
+        server.shutdown()
+    own = (links["mlflow"], "data:", "blob:", ELSEWHERE)
+    assert asked
+    assert [url for url in asked if not url.startswith(own)] == []
+
+
+def first_visit(context: BrowserContext, base: str) -> Page:
+    """A blank page of a reader for whom MLflow has stored nothing."""
+    page = context.new_page()
+    stored = {"origin": base, "storageTypes": "cookies,indexeddb,local_storage"}
+    context.new_cdp_session(page).send("Storage.clearDataForOrigin", stored)
+    return page
+
+
+@pytest.fixture
+def page(context: BrowserContext, links: dict[str, str]) -> Iterator[Page]:
+    opened = first_visit(context, links["mlflow"])
     yield opened
     opened.close()
-    outside = [url for url in asked if not url.startswith((links["mlflow"], "data:", "blob:"))]
-    assert asked
-    assert outside == []
+
+
+@pytest.fixture(scope="module")
+def sweep_page(context: BrowserContext, links: dict[str, str]) -> Page:
+    """The sweep's page in a window of 1280 x 800, on the first visit."""
+    page = first_visit(context, links["mlflow"])
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.goto(links["sweep"])
+    page.get_by_text("Child runs", exact=True).wait_for()
+    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for()
+    keep(page, "sweep")
+    return page
+
+
+@pytest.fixture(scope="module")
+def side_by_side_page(sweep_page: Page) -> Page:
+    """The page behind that link of the sweep's page."""
+    with sweep_page.expect_popup() as opened:
+        sweep_page.get_by_role("link", name="side by side").click()
+    opened.value.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for()
+    keep(opened.value, "side_by_side")
+    return opened.value
+
+
+@pytest.fixture(scope="module")
+def compare_page(context: BrowserContext, links: dict[str, str], storage: Storage) -> Page:
+    page = first_visit(context, links["mlflow"])
+    page.set_viewport_size({"width": 1900, "height": 800})
+    page.goto(links["compare"])
+    page.locator(".ag-header-cell").filter(has_text="speedup").first.wait_for()
+    front_link(page, storage).wait_for()
+    keep(page, "compare")
+    return page
+
+
+@pytest.fixture(scope="module")
+def trials_page(context: BrowserContext, links: dict[str, str]) -> Page:
+    page = first_visit(context, links["mlflow"])
+    page.goto(links["trials"])
+    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for()
+    keep(page, "trials")
+    return page
 
 
 def front_link(page: Page, storage: Storage) -> Locator:
@@ -79,17 +162,10 @@ def keep(page: Page, name: str) -> None:
 
 
 def test_the_sweeps_page_shows_its_front_without_scrolling(
-    page: Page, links: dict[str, str], storage: Storage
+    sweep_page: Page, storage: Storage
 ) -> None:
-    """In a window of 1280 x 800, on the first visit: the whole table, which MLflow does not fold,
-    and all links.
-    """
-    page.set_viewport_size({"width": 1280, "height": 800})
-    page.goto(links["sweep"])
-    page.get_by_text("Child runs", exact=True).wait_for()
-    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for()
-    keep(page, "sweep")
-    table = page.locator("table", has_text="speedup").first
+    """The whole table, which MLflow does not fold, and all links."""
+    table = sweep_page.locator("table", has_text="speedup").first
     sweep = Sweep.open(storage)
     cells = [
         [text.strip() for text in row.locator("th, td").all_inner_texts()]
@@ -105,21 +181,13 @@ def test_the_sweeps_page_shows_its_front_without_scrolling(
         ["speedup", *values[0]],
         ["fid", *values[1]],
     ]
-    for element in (table, page.get_by_role("link", name="side by side")):
+    for element in (table, sweep_page.get_by_role("link", name="side by side")):
         box = element.bounding_box()
         assert box is not None
         assert box["y"] > 0
         assert box["y"] + box["height"] < 400
-    assert page.get_by_test_id("truncation-gradient").count() == 0
-    assert page.get_by_role("button", name="Expand description").count() == 0
-    with page.expect_popup() as opened:
-        page.get_by_role("link", name="side by side").click()
-    comparing = opened.value.get_by_text(re.compile(r"Comparing \d+ Runs"))
-    comparing.wait_for()
-    shown = re.search(r"Comparing (\d+) Runs", comparing.first.inner_text())
-    assert shown is not None
-    assert int(shown[1]) > 1
-    opened.value.close()
+    assert sweep_page.get_by_test_id("truncation-gradient").count() == 0
+    assert sweep_page.get_by_role("button", name="Expand description").count() == 0
 
 
 def test_the_first_link_opens_the_front_as_a_scatter_plot_and_images_by_caption(
@@ -153,19 +221,12 @@ def test_the_first_link_opens_the_front_as_a_scatter_plot_and_images_by_caption(
     assert page.locator("img[src*='images']").count() >= len(CAPTIONS)
 
 
-def test_the_front_opens_on_objectives_and_parameters(
-    page: Page, links: dict[str, str], storage: Storage
-) -> None:
-    page.set_viewport_size({"width": 1900, "height": 800})
-    page.goto(links["compare"])
-    heads = page.locator(".ag-header-cell")
-    heads.filter(has_text="speedup").first.wait_for()
-    front_link(page, storage).wait_for()
-    keep(page, "compare")
+def test_the_front_opens_on_objectives_and_parameters(compare_page: Page, storage: Storage) -> None:
+    heads = compare_page.locator(".ag-header-cell")
     names = {name.strip() for name in heads.all_inner_texts()}
     assert {"speedup", "fid", "tree.policy", "acceptance.neighbourhood"} <= names
     assert not {"latency", "drift", "Source"} & names
-    rows = page.locator(
+    rows = compare_page.locator(
         ".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]"
     )
     assert {row.get_attribute("row-index") for row in rows.all()} == set(
@@ -173,37 +234,26 @@ def test_the_front_opens_on_objectives_and_parameters(
     )
 
 
-def side_by_side(links: dict[str, str], storage: Storage) -> str:
-    """The address behind that link of the sweep's page."""
-    found = find_location(Sweep.open(storage), links["mlflow"])
-    return compare_link(
-        [found.runs[number] for number in found.front], found.experiment_id, links["mlflow"]
-    )
-
-
 def test_the_front_is_compared_by_params_and_metrics(
-    page: Page, links: dict[str, str], storage: Storage
+    side_by_side_page: Page, links: dict[str, str], storage: Storage
 ) -> None:
-    address = side_by_side(links, storage)
-    page.goto(address)
-    page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for()
-    keep(page, "side_by_side")
-    text = page.inner_text("body")
+    text = side_by_side_page.inner_text("body")
     for name in ("tree.policy", "acceptance.delta", "speedup", "error/fid"):
         assert name in text
     assert "n/a" not in text
     found = find_location(Sweep.open(storage), links["mlflow"])
+    address = compare_link(
+        [found.runs[number] for number in found.front], found.experiment_id, links["mlflow"]
+    )
+    assert unquote(side_by_side_page.url) == unquote(address)
     shown = {number for number, run_id in found.runs.items() if run_id in address}
     assert f"Comparing {len(shown)} Runs" in text
     assert len(shown) > 1
 
 
-def test_the_table_lists_the_trials_without_their_sweep(page: Page, links: dict[str, str]) -> None:
-    page.goto(links["trials"])
-    page.get_by_role("link", name=re.compile(r"^11 eagle-")).first.wait_for()
-    keep(page, "trials")
-    assert {"speedup", "fid"} <= set(page.locator(".ag-header-cell").all_inner_texts())
-    rows = page.locator(
+def test_the_table_lists_the_trials_without_their_sweep(trials_page: Page) -> None:
+    assert {"speedup", "fid"} <= set(trials_page.locator(".ag-header-cell").all_inner_texts())
+    rows = trials_page.locator(
         ".ag-pinned-left-cols-container [role=row], .ag-center-cols-container [role=row]"
     )
     assert {row.get_attribute("row-index") for row in rows.all()} == set(map(str, range(TRIALS))), (
@@ -237,7 +287,7 @@ def lines(chart: Locator) -> dict[str, list[list[float]]]:
 
 
 def test_the_speed_up_is_drawn_over_the_batch(
-    page: Page, links: dict[str, str], storage: Storage
+    side_by_side_page: Page, page: Page, links: dict[str, str], storage: Storage
 ) -> None:
     """Of one trial on its page; of the front, behind the metric's name in the comparison."""
     sweep = Sweep.open(storage)
@@ -249,11 +299,12 @@ def test_the_speed_up_is_drawn_over_the_batch(
     expected = {
         name: [[1, 8], [speed.value for speed in found.values()]] for name, found in speeds.items()
     }
-    page.goto(side_by_side(links, storage))
-    page.get_by_role("link", name="by_batch/speedup").click()
-    assert lines(page.locator(".js-plotly-plot").first) == expected
+    side_by_side_page.get_by_role("link", name="by_batch/speedup").click()
+    assert lines(side_by_side_page.locator(".js-plotly-plot").first) == expected
     assert len(expected) > 2
-    keep(page, "batches")
+    keep(side_by_side_page, "batches")
+    side_by_side_page.go_back()
+    side_by_side_page.get_by_text(re.compile(r"Comparing \d+ Runs")).wait_for()
     member = front_records(sweep)[0]
     address = run_link(found.runs[member.number], found.experiment_id, links["mlflow"])
     page.goto(address.replace("?", "/model-metrics?"))
@@ -265,15 +316,13 @@ def test_the_speed_up_is_drawn_over_the_batch(
     assert lines(card.locator(".js-plotly-plot")) == {name: expected[name]}
 
 
-def test_the_assistant_is_off(page: Page, links: dict[str, str]) -> None:
+def test_the_assistant_is_off(sweep_page: Page, links: dict[str, str]) -> None:
     """It neither opens on the first visit nor has a button, and its requests are refused."""
-    page.goto(links["sweep"])
-    page.get_by_text("Child runs", exact=True).wait_for()
-    page.wait_for_timeout(1000)
-    keep(page, "no_assistant")
-    for parts in (page.get_by_text("Assistant"), page.locator("[data-assistant-ui]")):
+    sweep_page.wait_for_timeout(1000)
+    keep(sweep_page, "no_assistant")
+    for parts in (sweep_page.get_by_text("Assistant"), sweep_page.locator("[data-assistant-ui]")):
         assert [part for part in parts.all() if part.is_visible()] == []
-    front = page.locator("table", has_text="speedup").first.bounding_box()
+    front = sweep_page.locator("table", has_text="speedup").first.bounding_box()
     assert front is not None
     assert front["x"] < 500, "the panel takes the place of the column with the description"
     for method, path in (
@@ -282,49 +331,23 @@ def test_the_assistant_is_off(page: Page, links: dict[str, str]) -> None:
         ("PUT", "config"),
         ("POST", "skills/install"),
     ):
-        answer = page.request.fetch(
+        answer = sweep_page.request.fetch(
             f"{links['mlflow']}/ajax-api/3.0/mlflow/assistant/{path}", method=method
         )
         assert answer.status == 403
 
 
-class Proxy(BaseHTTPRequestHandler):
-    """Notes the host of each request that the browser sends elsewhere than to this machine."""
-
-    asked: ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        self.send_error(502)
-
-    do_CONNECT = do_POST = do_GET
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""
-
-
 def test_no_request_leaves_the_machine(
-    browser: Browser, links: dict[str, str], storage: Storage
+    sweep_page: Page, trials_page: Page, compare_page: Page, page: Page
 ) -> None:
     """Nor one of a worker, such as that of MLflow's telemetry, which a page's requests do not
     show.
     """
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        proxy: ProxySettings = {
-            "server": f"http://127.0.0.1:{server.server_port}",
-            "bypass": "127.0.0.1",
-        }
-        context = browser.new_context(proxy=proxy)
-        page = context.new_page()
-        for name in ("sweep", "trials", "compare"):
-            page.goto(links[name])
-            front_link(page, storage).wait_for()
-        page.wait_for_timeout(3000)
-        # Chromium asks this itself, whatever the page
-        assert [place for place in Proxy.asked if place != "www.google.com:443"] == []
-        with suppress(Exception):  # the proxy has no page
-            page.goto("http://elsewhere.example/")
-        assert "http://elsewhere.example/" in Proxy.asked, "it would have been seen"
-        context.close()
-        server.shutdown()
+    for opened in (sweep_page, trials_page, compare_page):
+        assert not opened.is_closed()
+    page.wait_for_timeout(3000)
+    # Chromium asks this itself, whatever the page
+    assert [place for place in Proxy.asked if place != "www.google.com:443"] == []
+    with suppress(Exception):  # the proxy has no page
+        page.goto(ELSEWHERE)
+    assert ELSEWHERE in Proxy.asked, "it would have been seen"

@@ -38,6 +38,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture(scope="module")
+def untouched(open_shared_page: Open, folder: Path) -> Page:
+    """One page for the tests that only read it."""
+    return open_shared_page(folder)
+
+
 def move_slider(page: Page, bar: float) -> None:
     page.locator("#bar").evaluate(
         "(slider, bar) => { slider.value = bar; slider.dispatchEvent(new Event('input')); }", bar
@@ -70,8 +76,8 @@ def test_the_slider_moves_the_recommendation_as_pareto_best_does(
     assert len(seen) > 2
 
 
-def test_it_says_how_sure_the_speed_up_is(open_page: Open, folder: Path) -> None:
-    page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
+def test_it_says_how_sure_the_speed_up_is(untouched: Page, folder: Path) -> None:
+    page, front = untouched, front_of([Sweep.open(folder)], "speedup", "fid")
     for part in ("#fastest", "#lossless", "#knee"):
         number = page.locator(f"{part} .chosen").get_attribute("data-trial")
         trial = next(candidate for candidate in front.candidates if candidate.name == number)
@@ -113,16 +119,16 @@ def test_the_fastest_lossless_setting(open_page: Open, folder: Path, tmp_path: P
     assert open_page(tmp_path).locator("#lossless").is_hidden()
 
 
-def test_the_command_selects_the_recommended_setting(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_the_command_selects_the_recommended_setting(untouched: Page) -> None:
+    page = untouched
     first = page.locator(".command .line").first.inner_text()
     words = shlex.split(first)
     assert words[0] == "specfrontier"
     assert str(specfrontier(*words[1:-2], "--json").json["best"]["number"]) == chosen(page)
 
 
-def test_the_knee_is_that_of_the_sweep(open_page: Open, folder: Path) -> None:
-    page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
+def test_the_knee_is_that_of_the_sweep(untouched: Page, folder: Path) -> None:
+    page, front = untouched, front_of([Sweep.open(folder)], "speedup", "fid")
     knee = recommend(front).choices.get("knee")
     assert knee is not None
     assert page.locator("#knee .chosen").get_attribute("data-trial") == knee.name
@@ -131,8 +137,8 @@ def test_the_knee_is_that_of_the_sweep(open_page: Open, folder: Path) -> None:
     )
 
 
-def test_the_change_of_quality_is_paired_with_vanilla(open_page: Open, folder: Path) -> None:
-    page, front = open_page(folder), front_of([Sweep.open(folder)], "speedup", "fid")
+def test_the_change_of_quality_is_paired_with_vanilla(untouched: Page, folder: Path) -> None:
+    page, front = untouched, front_of([Sweep.open(folder)], "speedup", "fid")
     joint, names = front.joint_errors, [candidate.name for candidate in front.candidates]
     vanilla = front.sweeps["synthetic"].baseline
     assert vanilla is not None
@@ -296,8 +302,8 @@ def test_what_is_to_know_about_speeds_is_noted_with_the_recommendation(
         assert frame["y"] + frame["height"] <= viewport["height"]
 
 
-def test_the_whole_command_is_legible(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_the_whole_command_is_legible(untouched: Page) -> None:
+    page = untouched
     assert page.locator(".command").evaluate("box => box.scrollHeight <= box.clientHeight")
     assert page.locator("button, a").evaluate_all("""all => {
         const box = document.querySelector(".command").getBoundingClientRect();
@@ -306,8 +312,8 @@ def test_the_whole_command_is_legible(open_page: Open, folder: Path) -> None:
     }""")
 
 
-def test_only_front_members_are_bold(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_only_front_members_are_bold(untouched: Page, folder: Path) -> None:
+    page = untouched
     front = front_of([Sweep.open(folder)], "speedup", "fid").members
     expected = {member.record.label or f"trial {member.name}" for member in front}
     bold = page.locator(".labels text").evaluate_all(

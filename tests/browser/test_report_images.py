@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
 from orchestrator.report.page import write_report
 from orchestrator.store.sweep import Sweep
-from tests.browser.report_pages import Open, front_of
+from tests.browser.report_pages import DRAWN, Open, front_of
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from workers.data.storage import Storage
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Page
 
-COUNT = 50
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("drawn")
-    write_drawn_sweep(place, captions(COUNT), trials=16)
-    write_report(Storage(place))
-    return place
+FIGURES = """figures => figures.map((figure) => ({
+    caption: figure.querySelector("figcaption").firstChild.data,
+    tiles: [...figure.querySelectorAll("canvas")].map((tile) => ({ ...tile.dataset, text: tile.ariaLabel })),
+}))"""
 
 
 def painted(page: Page, mode: str, flipped: str = "false") -> None:
@@ -44,43 +39,40 @@ def pixels(page: Page, place: int, number: int = 0) -> list[int]:
     return found
 
 
-def text_of(figure: Locator) -> str:
-    """The caption of a figure."""
-    caption = figure.locator("figcaption")
-    return str(caption.evaluate("caption => caption.firstChild.data"))
+def figures(page: Page) -> list[dict[str, Any]]:
+    """The captions that are shown, each with its tiles."""
+    found: list[dict[str, Any]] = page.locator("#image-panel figure").evaluate_all(FIGURES)
+    return found
 
 
-def test_three_settings_are_shown_for_the_same_captions(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_three_settings_are_shown_for_the_same_captions(open_page: Open, drawn: Path) -> None:
+    page = open_page(drawn)
     painted(page, "side")
     page.get_by_role("button", name="most different first").click()
-    page.locator("#image-panel figcaption", has_text=captions(COUNT)[0]).wait_for()
-    vanilla = Sweep.open(folder).baseline
+    page.locator("#image-panel figcaption", has_text=DRAWN[0]).wait_for()
+    vanilla = Sweep.open(drawn).baseline
     assert vanilla is not None
-    for number, figure in enumerate(page.locator("#image-panel figure").all()):
-        tiles = figure.locator("canvas")
-        assert text_of(figure) == captions(COUNT)[number]
-        assert (
-            tiles.evaluate_all("all => all.map((tile) => tile.dataset.caption)")
-            == [str(number)] * 3
-        )
-        shown = tiles.evaluate_all("all => all.map((tile) => tile.dataset.trial)")
-        assert len(set(shown)) == 3
-        assert shown[0] == str(vanilla.number)
-        for tile in tiles.all():
-            assert captions(COUNT)[number] in str(tile.get_attribute("aria-label"))
+    shown = figures(page)
+    assert len(shown) > 1
+    for number, figure in enumerate(shown):
+        assert figure["caption"] == DRAWN[number]
+        assert [tile["caption"] for tile in figure["tiles"]] == [str(number)] * 3
+        trials = [tile["trial"] for tile in figure["tiles"]]
+        assert len(set(trials)) == 3
+        assert trials[0] == str(vanilla.number)
+        assert all(DRAWN[number] in tile["text"] for tile in figure["tiles"])
     assert pixels(page, 0) != pixels(page, 1) != pixels(page, 2)
     seen = set()
     for _ in range(5):
-        seen |= {text_of(figure) for figure in page.locator("#image-panel figure").all()}
+        seen |= {figure["caption"] for figure in figures(page)}
         page.get_by_role("button", name="Next captions").click()
-    assert seen == set(captions(COUNT)), "at least 48"
+    assert seen == set(DRAWN), "at least 48"
 
 
 def test_the_most_different_images_come_first_and_a_click_enlarges_them(
-    open_page: Open, folder: Path
+    open_page: Open, drawn: Path
 ) -> None:
-    page = open_page(folder)
+    page = open_page(drawn)
     painted(page, "side")
     shares = [float(text.strip(" %")) for text in page.locator(".share").all_inner_texts()]
     assert shares == sorted(shares, reverse=True)
@@ -97,8 +89,8 @@ def test_the_most_different_images_come_first_and_a_click_enlarges_them(
     assert after["width"] > 2 * before["width"]
 
 
-def test_it_says_why_lossless_images_differ(open_page: Open, folder: Path) -> None:
-    page, sweep = open_page(folder), Sweep.open(folder)
+def test_it_says_why_lossless_images_differ(open_page: Open, drawn: Path) -> None:
+    page, sweep = open_page(drawn), Sweep.open(drawn)
     lossless = {record.number for record in sweep.records if record.is_lossless(sweep.identity)}
     first, second = page.locator("#images-controls select").all()
     values = second.locator("option").evaluate_all("all => all.map((one) => Number(one.value))")
@@ -111,9 +103,9 @@ def test_it_says_why_lossless_images_differ(open_page: Open, folder: Path) -> No
     assert said == {True, False}
 
 
-def test_settings_are_chosen(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
-    member = front_of(folder, "speedup", "fid")[0]
+def test_settings_are_chosen(open_page: Open, drawn: Path) -> None:
+    page = open_page(drawn)
+    member = front_of(drawn, "speedup", "fid")[0]
     page.locator("#images-controls select").nth(1).select_option(str(member.number))
     shown = page.locator("#image-panel figure").first.locator("canvas").nth(2)
     assert shown.get_attribute("data-trial") == str(member.number)
@@ -132,9 +124,9 @@ def compared(page: Page) -> list[str]:
 
 
 def test_the_recommended_setting_is_compared_until_another_is_chosen(
-    open_page: Open, folder: Path
+    open_page: Open, drawn: Path
 ) -> None:
-    page, seen = open_page(folder), set()
+    page, seen = open_page(drawn), set()
     vanilla = compared(page)[0]
     slider = page.locator("#bar")
     for key in ("Home", "End"):
@@ -162,8 +154,8 @@ def test_a_sweep_with_images_of_two_settings(open_page: Open, tmp_path: Path) ->
     assert page.locator(".tile-names span").count() == 2
 
 
-def test_blink_shows_vanilla_in_the_same_place(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_blink_shows_vanilla_in_the_same_place(open_page: Open, drawn: Path) -> None:
+    page = open_page(drawn)
     painted(page, "side")
     vanilla, own = pixels(page, 0), pixels(page, 1)
     page.get_by_role("button", name="blink").click()
@@ -175,8 +167,8 @@ def test_blink_shows_vanilla_in_the_same_place(open_page: Open, folder: Path) ->
     assert pixels(page, 1) == own
 
 
-def test_differences_are_those_of_the_pixels(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_differences_are_those_of_the_pixels(open_page: Open, drawn: Path) -> None:
+    page = open_page(drawn)
     painted(page, "side")
     vanilla, own = pixels(page, 0), pixels(page, 1)
     assert "3 times as strong" not in page.locator("#image-note").inner_text()
@@ -193,8 +185,8 @@ def test_differences_are_those_of_the_pixels(open_page: Open, folder: Path) -> N
     assert "3 times as strong" not in page.locator("#image-note").inner_text()
 
 
-def test_zoom(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_zoom(open_page: Open, drawn: Path) -> None:
+    page = open_page(drawn)
     tile = page.locator("#image-panel canvas").first
     before = tile.bounding_box()
     page.locator("#zoom").press("End")
@@ -204,8 +196,8 @@ def test_zoom(open_page: Open, folder: Path) -> None:
     assert after["width"] > 1.5 * before["width"]
 
 
-def test_pinned_settings_lead_to_their_images(open_page: Open, folder: Path) -> None:
-    page, members = open_page(folder), front_of(folder, "speedup", "fid")[-2:]
+def test_pinned_settings_lead_to_their_images(open_page: Open, drawn: Path) -> None:
+    page, members = open_page(drawn), front_of(drawn, "speedup", "fid")[-2:]
     for member in members:
         page.locator(f'.point[data-trial="{member.number}"]').press("Enter")
     page.get_by_role("button", name="compare their images").click()
@@ -217,11 +209,13 @@ def test_pinned_settings_lead_to_their_images(open_page: Open, folder: Path) -> 
     assert shown[1:] == [str(member.number) for member in members]
 
 
-def test_heat_maps_have_one_scale_and_names(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_heat_maps_have_one_scale_and_names(open_page: Open, tmp_path: Path) -> None:
+    write_drawn_sweep(tmp_path, captions(3), trials=16)
+    write_report(Storage(tmp_path), decode=False)
+    page = open_page(tmp_path)
     assert page.locator("#heat-list .scale canvas").count() == 1
     maps = page.locator("#heat-list figure canvas")
-    front = front_of(folder, "speedup", "fid")
+    front = front_of(tmp_path, "speedup", "fid")
     assert maps.count() >= len(front)
     colours: dict[int, tuple[int, ...]] = {}
     for figure in page.locator("#heat-list figure").all():

@@ -47,9 +47,23 @@ def filtered(open_shared_page: Open, folder: Path) -> Page:
     return open_shared_page(folder)
 
 
+@pytest.fixture(scope="module")
+def any_axes(open_shared_page: Open, folder: Path) -> Page:
+    """One page for the tests that choose both axes."""
+    return open_shared_page(folder)
+
+
+@pytest.fixture(scope="module")
+def untouched(open_shared_page: Open, folder: Path) -> Page:
+    """One page for the tests that only read it."""
+    return open_shared_page(folder)
+
+
 def column(page: Page, key: str) -> list[str]:
     """The cells of a column of the table from top to bottom."""
-    headers = [header.get_attribute("data-key") for header in page.locator("#table thead th").all()]
+    headers: list[str] = page.locator("#table thead th").evaluate_all(
+        "all => all.map((header) => header.dataset.key)"
+    )
     return page.locator(f"#table tbody tr > :nth-child({headers.index(key) + 1})").all_inner_texts()
 
 
@@ -176,9 +190,9 @@ def test_points_are_reached_by_keyboard(open_page: Open, folder: Path) -> None:
     ],
 )
 def test_the_front_is_that_of_the_sweep_on_any_axes(
-    open_page: Open, folder: Path, x: str, y: str
+    any_axes: Page, folder: Path, x: str, y: str
 ) -> None:
-    page = open_page(folder)
+    page = any_axes
     across, up = page.locator("#controls select").all()[:2]
     across.select_option(x)
     up.select_option(y)
@@ -520,8 +534,8 @@ def test_a_setting_is_copied_where_the_clipboard_is_closed(open_page: Open, fold
     assert page.evaluate("window.copied") == page.locator("#card pre").inner_text()
 
 
-def test_failures_and_repetitions(open_page: Open, folder: Path) -> None:
-    page = open_page(folder)
+def test_failures_and_repetitions(untouched: Page) -> None:
+    page = untouched
     assert "OutOfMemoryError: at batch 24" in page.locator("#failed").inner_text()
     assert point(page, 7).count() == 0
     assert point(page, REPEATED).count() == 0, "the same numbers are drawn once"
@@ -560,8 +574,8 @@ def test_the_card_says_why_its_trial_is_not_in_the_plot(open_page: Open, folder:
     assert "on the front" in status.inner_text()
 
 
-def test_neighbours_within_error_are_named(open_page: Open, folder: Path) -> None:
-    page, front = open_page(folder), Sweep.open(folder).front("speedup", "fid")
+def test_neighbours_within_error_are_named(untouched: Page, folder: Path) -> None:
+    page, front = untouched, Sweep.open(folder).front("speedup", "fid")
     rows = front.select(["number", "label", "distinct_from_next"]).to_pylist()
     names = [trial_title(row["number"], row["label"]) for row in rows]
     unclear = {

@@ -18,7 +18,7 @@ from orchestrator.report.page import page_data, render, write_report
 from orchestrator.store.records import write_trial
 from orchestrator.text import csv_cell
 from specfrontier import Sweep
-from tests.browser.report_pages import Open, front_of, on_front, point, settle
+from tests.browser.report_pages import Open, front_of, on_front, point, settle, trials_of
 from tests.fakes.drawn_sweeps import captions, write_drawn_sweep
 from tests.fakes.searched_sweeps import write_searched_sweep
 from tests.fakes.timed_sweeps import write_timed_sweep
@@ -44,21 +44,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def parts(page: Page) -> list[tuple[str, str]]:
     """The choices in the page's address, which is written soon after a choice."""
     settle(page)
-    return parse_qsl(page.url.partition("#")[2], keep_blank_values=True)
+    return parse_qsl(choices_of(page), keep_blank_values=True)
 
 
-def go(page: Page, address: str) -> None:
-    """Open an address that was copied."""
-    page.goto("about:blank")
-    page.goto(address)
-    page.locator("body[data-ready]").wait_for(state="attached")
+@pytest.fixture(scope="module")
+def untouched(open_shared_page: Open, folder: Path) -> dict[str, object]:
+    """What a page shows before any choice."""
+    return seen(open_shared_page(folder))
+
+
+def choices_of(page: Page) -> str:
+    """The choices in the page's address as they are written."""
+    return page.url.partition("#")[2]
 
 
 def numbers(page: Page) -> list[int]:
     """The trials in the table from top to bottom."""
-    return [
-        int(str(row.get_attribute("data-trial"))) for row in page.locator("#table tbody tr").all()
-    ]
+    return [int(trial) for trial in trials_of(page.locator("#table tbody tr"))]
 
 
 def drag(page: Page, key: str, start: float, end: float) -> None:
@@ -76,12 +78,12 @@ def drag(page: Page, key: str, start: float, end: float) -> None:
 
 def seen(page: Page) -> dict[str, object]:
     return {
-        "axes": [field.input_value() for field in page.locator("#controls select").all()],
-        "pressed": [
-            button.get_attribute("aria-pressed") for button in page.locator(".toggle, .kind").all()
-        ],
+        "axes": page.locator("#controls select").evaluate_all("all => all.map((one) => one.value)"),
+        "pressed": page.locator(".toggle, .kind").evaluate_all(
+            "all => all.map((one) => one.ariaPressed)"
+        ),
         "front": on_front(page),
-        "pins": [head.get_attribute("data-trial") for head in page.locator("#pins thead th").all()],
+        "pins": trials_of(page.locator("#pins thead th")),
         "bar": page.locator("#bar").input_value(),
         "answer": page.locator("#answer").inner_text(),
         "filter": page.locator("#filter").input_value(),
@@ -125,8 +127,7 @@ def test_a_page_at_a_copied_address_shows_the_same(open_page: Open, folder: Path
         "range",
         "metric",
     }
-    other = open_page(folder)
-    go(other, page.url)
+    other = open_page(folder, choices=choices_of(page))
     assert seen(other) == expected
     assert parts(other) == parts(page)
 
@@ -142,14 +143,12 @@ def test_a_page_at_a_copied_address_shows_the_same(open_page: Open, folder: Path
     ],
 )
 def test_a_part_that_means_nothing_here_is_left_out(
-    open_page: Open, folder: Path, text: str
+    open_page: Open, folder: Path, untouched: dict[str, object], text: str
 ) -> None:
-    page = open_page(folder)
-    expected = seen(page) | {"table": ""}
-    go(page, f"{page.url}#{text}&filter=tree.policy%3Dchain")
+    page = open_page(folder, choices=f"{text}&filter=tree.policy%3Dchain")
     assert page.locator("#filter").input_value() == "tree.policy=chain", "the other parts hold"
     page.locator("#filter").fill("")
-    assert seen(page) | {"table": ""} == expected
+    assert seen(page) | {"table": ""} == untouched | {"table": ""}
     assert {name for name, _ in parts(page)} <= {"columns"}
 
 
@@ -179,8 +178,7 @@ def test_the_choices_of_the_images_are_kept(open_page: Open, tmp_path: Path) -> 
     lists.nth(0).select_option(chosen)
     page.locator('[data-mode="difference"]').click()
     assert dict(parts(page))["mode"] == "difference"
-    other = open_page(tmp_path)
-    go(other, page.url)
+    other = open_page(tmp_path, choices=choices_of(page))
     assert other.locator("#images-controls select").nth(0).input_value() == chosen
     assert other.locator('[data-mode="difference"]').get_attribute("aria-pressed") == "true"
 
@@ -194,9 +192,7 @@ def test_a_range_selects_trials_in_chart_and_table(open_page: Open, folder: Path
     expected = {record.number for record in records if record.metrics["fid"].value <= float(high)}
     assert 2 < len(expected) < 38
     assert set(numbers(page)) == expected
-    assert {
-        int(str(node.get_attribute("data-trial"))) for node in page.locator(".point").all()
-    } == expected
+    assert set(map(int, trials_of(page.locator(".point")))) == expected
     front = Sweep.open(folder).front("speedup", "fid", where=[f"fid<={high}"])
     assert on_front(page) == set(front["number"].to_pylist())
     assert page.locator("#parallel .course.faded path").count() == 40 - len(expected)
@@ -286,8 +282,7 @@ def test_an_address_cannot_add_markup(open_page: Open, tmp_path: Path, folder: P
     """Nor can one of a page whose trials have other names."""
     data = page_data([Sweep.open(folder)])
     (tmp_path / "report.html").write_text(render(data), "utf-8")
-    page = open_page(tmp_path)
     text = "<img src=x onerror=alert(1)>"
-    go(page, f"{page.url}#{urlencode({'filter': text})}")
+    page = open_page(tmp_path, choices=urlencode({"filter": text}))
     assert page.locator("#filter").input_value() == text
     assert page.locator("img[src=x]").count() == 0

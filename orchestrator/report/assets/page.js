@@ -11,6 +11,8 @@ import { unpin } from "./selection.js";
 import { follow, state } from "./state.js";
 import { indistinguishable } from "./values.js";
 
+const SLICE_MS = 50; // a pause that a reader does not notice
+
 function drawHead() {
   document.title = `${DATA.name} · specfrontier`;
   show("name", DATA.name);
@@ -65,10 +67,12 @@ function frame(name, { title, lead, data }, script) {
     if (!controls.hasChildNodes()) bar.replaceWith(heading);
   };
 }
-// One part after another, so that the page answers in between.
-function drawLater([first, ...rest]) {
-  if (first) {
-    first();
+// Draws the parts in turns of SLICE_MS. Between them the page answers and paints, which costs as much as a small part.
+function drawLater(parts) {
+  const rest = [...parts],
+    end = performance.now() + SLICE_MS;
+  while (rest.length && performance.now() < end) rest.shift()();
+  if (rest.length) {
     window.setTimeout(() => drawLater(rest));
   } else {
     writeAddress();
