@@ -79,8 +79,8 @@ class Cluster:
         self._nodes: list[subprocess.Popen[bytes]] = []
 
     @property
-    def nodes(self) -> int:
-        """The number of nodes with a CPU."""
+    def worker_nodes(self) -> int:
+        """How many nodes there are beside the head."""
         return len(self.hosts) - 1
 
     @property

@@ -117,9 +117,11 @@ class ChaosSweep:
         space = self.out.parent / "space.yaml"
         space.write_text(self.text)
         tracking = ["--tracking-uri", self.tracking.uri] if self.tracking else ["--no-mlflow"]
-        budget = ["--address", self.cluster.address, "--gpus-per-worker", "0"]
-        budget += ["--workers", str(self.cluster.nodes), "--trials", str(self.trials), "--resume"]
-        return [*COMMAND, "launch", str(space), "--out", str(self.out), *budget, *tracking]
+        budget = ["--trials", str(self.trials), "--resume"]
+        workers = ["--address", self.cluster.address, "--gpus-per-worker", "0"]
+        workers += ["--workers", str(self.cluster.worker_nodes)]
+        launch = [*COMMAND, "launch", str(space), "--out", str(self.out)]
+        return [*launch, *budget, *workers, *tracking]
 
     def launch(self) -> None:
         with self.output.open("ab") as log:
@@ -193,7 +195,8 @@ class ChaosSweep:
         """
         start = self.count(notice) if start is None else start
         end, files = time.monotonic() + _TIMEOUT_S, None
-        while files is None or self.workers() < self.cluster.nodes or self.files() < files + 2:
+        workers = self.cluster.worker_nodes
+        while files is None or self.workers() < workers or self.files() < files + 2:
             if files is None and (not notice or self.count(notice) > start):
                 files = self.files()
             self.cluster.repair()

@@ -66,7 +66,8 @@ class Bounds:
             return None
         given = np.array(trials)
         own = bounds[given]
-        order = np.lexsort((costs[given], np.nan_to_num(own), np.isnan(own)))  # the last is first
+        # by the last key first
+        order = np.lexsort((costs[given], np.nan_to_num(own), np.isnan(own)))
         ranked = given[order].tolist()
         leader, *_ = ranked
         near = self._within_error(leader, ranked)

@@ -132,6 +132,6 @@ def _watched(
     for event, listener in listeners.items():
         page.on(event, listener)  # type: ignore[call-overload]
     yield
-    page.goto("about:blank")  # what the page has reported is heard by then
+    page.goto("about:blank")  # all events of the report arrive before this returns
     for event, listener in listeners.items():
         page.remove_listener(event, listener)

@@ -337,14 +337,11 @@ def test_the_assistant_is_off(sweep_page: Page, links: dict[str, str]) -> None:
         assert answer.status == 403
 
 
-def test_no_request_leaves_the_machine(
-    sweep_page: Page, trials_page: Page, compare_page: Page, page: Page
-) -> None:
+@pytest.mark.usefixtures("sweep_page", "trials_page", "compare_page")
+def test_no_request_leaves_the_machine(page: Page) -> None:
     """Nor one of a worker, such as that of MLflow's telemetry, which a page's requests do not
     show.
     """
-    for opened in (sweep_page, trials_page, compare_page):
-        assert not opened.is_closed()
     page.wait_for_timeout(3000)
     # Chromium asks this itself, whatever the page
     assert [place for place in Proxy.asked if place != "www.google.com:443"] == []

@@ -96,7 +96,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("patient")
 def test_faults_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "TRIALS", 40)
-    # one worker: each of a launch costs as much as what it draws
+    # one worker: to start each one takes as long as what it draws
     monkeypatch.setattr(chaos, "Cluster", lambda: chaos_cluster.Cluster((LOCAL, LOCAL)))
     sweep = SweepRun(tmp_path / "calm", SWEEP)
     text = Path(sweep.arguments()[1]).read_text()

@@ -326,7 +326,7 @@ def _merged(metric: Any, states: list[State]) -> float:
     metric._update_count = 1
     for state in states:
         metric.merge_state(dict(state))
-    _seed()  # for classes that shuffle the images
+    torch.manual_seed(0)  # for classes that shuffle the images
     found = metric.compute()
     if isinstance(found, tuple):
         found = found[0]
@@ -335,16 +335,6 @@ def _merged(metric: Any, states: list[State]) -> float:
             f"{type(metric).__name__} gives several numbers ({', '.join(found)}); ask for one"
         )
     return float(found.double().mean())
-
-
-def _seed() -> None:
-    """Seed the generators of all devices. Without an accelerator `torch.manual_seed` does nothing
-    more than the CPU's own function, in a hundred times as long: it formats the stack three times.
-    """
-    if torch.accelerator.is_available():
-        torch.manual_seed(0)
-    else:
-        torch.default_generator.manual_seed(0)
 
 
 def _load_clip(folder: Path) -> tuple[Any, Any]:

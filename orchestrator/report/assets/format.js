@@ -4,14 +4,15 @@ export const shortened = (text, length) => (text.length > length ? `${text.slice
 export const plural = (count, what) => `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
 // A share of draws, of which not even all make certain.
 export const percent = (share) => `${share > 0.99 ? ">99" : share < 0.01 ? "<1" : Math.round(100 * share)} %`;
-export const formatTick = (value) => Number(value.toPrecision(3)).toLocaleString("en", { maximumSignificantDigits: 3 });
-// By their decimals: making a format costs as much as a hundred uses of it.
+// By their options: making a format costs far more than using it.
 const formats = new Map();
-function formatOf(places) {
-  const digits = { minimumFractionDigits: places, maximumFractionDigits: places };
-  if (!formats.has(places)) formats.set(places, new Intl.NumberFormat("en", digits));
-  return formats.get(places);
+function formatOf(digits) {
+  const key = JSON.stringify(digits);
+  if (!formats.has(key)) formats.set(key, new Intl.NumberFormat("en", digits));
+  return formats.get(key);
 }
+export const significant = (value, digits) => formatOf({ maximumSignificantDigits: digits }).format(value);
+export const formatTick = (value) => significant(Number(value.toPrecision(3)), 3);
 // The decimals that show a size with so many digits.
 export const decimals = (size, digits) =>
   size > 0 ? Math.max(0, Math.min(8, digits - 1 - Math.floor(Math.log10(size) + 1e-9))) : 0;
@@ -19,7 +20,8 @@ export const decimals = (size, digits) =>
 export function formatNumber(value, places) {
   if (value !== 0 && (Math.abs(value) >= 1e7 || Math.abs(value) < 1e-6))
     return value.toExponential(2).replace("-", "−");
-  return formatOf(places).format(value).replace("-", "−");
+  const digits = { minimumFractionDigits: places, maximumFractionDigits: places };
+  return formatOf(digits).format(value).replace("-", "−");
 }
 // A value to the second digit of its error, or with four digits if it has no error; and the error (null: none).
 export function parts([value, error]) {

@@ -5,7 +5,7 @@ import { DATA, isMaximized, metricNote } from "../assets/data.js";
 import { announce, button, byId, el, narrow, show, toggle } from "../assets/dom.js";
 import { asCsv, downloadButton } from "../assets/downloads.js";
 import { FilterError, queryReader } from "../assets/filter.js";
-import { duration, formatMeasured, plural, shortened } from "../assets/format.js";
+import { duration, formatMeasured, plural, shortened, significant } from "../assets/format.js";
 import { reveal } from "../assets/selection.js";
 import { follow, state } from "../assets/state.js";
 import { withError } from "../assets/values.js";
@@ -273,9 +273,10 @@ function settingCell(trial, isMember) {
     el("span.description", { title: trial.explanation }, trial.description),
   ];
 }
+const parameter = (value) => (typeof value === "number" ? significant(value, 5) : (value?.toString() ?? "–"));
 function cell({ key, part, value }, trial) {
   if (key === "seconds") return duration(trial.seconds);
-  if (part === "parameter") return value(trial)?.toLocaleString("en", { maximumSignificantDigits: 5 }) ?? "–";
+  if (part === "parameter") return parameter(value(trial));
   if (part !== "metric") return value(trial).toLocaleString("en");
   if (!trial.metrics[key]) return el("span.quiet", "–");
   if (trial.state === "complete") return withError(trial, key);

@@ -155,7 +155,7 @@ def lost() -> list[Workers]:
 
 def build(log: Path, count: int, warnings: list[str], lost: list[Workers], **spec: Any) -> Pool:
     slots = Slots(count, 0.5)
-    # Ray starts a process twice for an environment of its own
+    # with an environment of its own, Ray starts each worker's process twice
     environment = slots.environment(spec["threads"]) if "threads" in spec else None
 
     def emit(event: Event) -> None:

@@ -78,7 +78,7 @@ name: library
 models: WEIGHTS
 captions: {source: scenes, count: COUNT, seed: 1}
 reference: {source: scenes, count: 96, seed: 2}
-quality: {batch: 24, shard: 48}
+quality: {batch: 24, shard: 24}
 sampling: {temperature: 1.0, top_k: 0, top_p: 1.0, cfg: 1.0}
 objectives: [step_compression, structural_similarity_index_measure]
 constraints: [total_variation <= 2 * vanilla]
